@@ -27,6 +27,8 @@ SOCK_STREAM, SOCK_DGRAM = 1, 2
 _TASK_STOPPED = 3  # criu/include/pid.h
 _WHOLE_FILE = 2  # criu/include/file-lock.h, FL_FLOCK: of flock(2)
 _VMA_REGULAR, _VMA_PRIVATE, _VMA_VVAR = 1 << 0, 1 << 6 | 1 << 9, 1 << 12  # criu/include/image.h, VMA_AREA_*
+_VMA_HEAP, _VMA_ANONYMOUS = 1 << 5, 1 << 9
+_MAP_PLAIN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 _MAP_KIND, _MAP_DROPPABLE = 0x0F, 0x08  # mmap(2); its pages may go at any time, and criu takes none
 _EMPTY = 8  # bytes of an image without entries
 _LINKED, _GHOST = 0, 1  # criu's images/remap-file-path.proto
@@ -48,6 +50,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("start", 1, _U64, ""),
         ("end", 2, _U64, ""),
         ("shmid", 4, _U64, ""),
+        ("prot", 5, _U32, ""),
         ("flags", 6, _U32, ""),
         ("status", 7, _U32, ""),
         ("fdflags", 10, _U32, ""),
@@ -216,6 +219,18 @@ def private_areas(raw: bytes) -> Iterator[tuple[int, int]]:
         for vma in entry.vmas:
             is_private = vma.status & _VMA_REGULAR and vma.status & _VMA_PRIVATE and not vma.status & _VMA_VVAR
             if is_private and vma.flags & _MAP_KIND != _MAP_DROPPABLE:
+                yield vma.start, vma.end
+
+
+def plain_areas(raw: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start and end of those areas of an ``mm-N.img`` that are ordinary memory which can be written, ascending.
+
+    What of it is not in the page image is zero.
+    """
+    for entry in _entries(raw, "mm"):
+        for vma in entry.vmas:
+            is_own = vma.status & ~_VMA_HEAP == _VMA_REGULAR | _VMA_ANONYMOUS
+            if is_own and vma.flags & ~_MAP_PLAIN == 0 and vma.prot & mmap.PROT_WRITE:
                 yield vma.start, vma.end
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,9 @@ class Taker(Protocol):
     @property
     def most(self) -> int:
         """How many bytes it takes at once: no fewer than a chunk has."""
+
+    def wants(self, offset: int, size: int) -> bool:
+        """Tell whether it takes any of these bytes; what nobody takes is not read."""
 
     def room(self, offset: int, size: int) -> AbstractContextManager[memoryview]:
         """Give room for these bytes of the file, of which none are zeros alone; after the block they are taken."""
@@ -99,8 +102,11 @@ def fill(
         chunks = contents.files[path]
         if path in takers:
             taker = takers[path]
-            for offset, batch in _batches(chunks, taker.most):
+            left = contents.size_of(path)
+            for offset, batch in _batches(chunks, taker.most, taker.wants):
                 last.append(partial(filling.hand_over, path, taker, offset, batch))
+                left -= sum(chunk.size for chunk in batch)
+            last.append(lambda tally, left=left: tally.add(left))  # type: ignore[misc]
             continue
         for offset, batch in _batches(chunks, _BATCH):
             jobs.append(partial(filling.write, path, targets[path], offset, batch))
@@ -116,18 +122,23 @@ def _make_folders(folder: Path, made: set[Path]) -> None:
         made.add(folder)
 
 
-def _batches(chunks: Sequence[Chunk], most: int) -> Iterator[tuple[int, list[Chunk]]]:
-    """Yield the chunks of a file in batches of so many bytes, each with the offset at which it begins."""
-    begin = size = 0
+def _batches(
+    chunks: Sequence[Chunk], most: int, wanted: Callable[[int, int], bool] = lambda *_: True
+) -> Iterator[tuple[int, list[Chunk]]]:
+    """Yield the chunks of a file, those that are wanted, in batches of so many bytes, each with where it begins."""
+    at = size = 0
     batch: list[Chunk] = []
     for chunk in chunks:
-        if batch and size + chunk.size > most:
-            yield begin, batch
-            begin, size, batch = begin + size, 0, []
-        batch.append(chunk)
-        size += chunk.size
+        is_wanted = wanted(at, chunk.size)
+        if batch and (not is_wanted or size + chunk.size > most):
+            yield at - size, batch
+            size, batch = 0, []
+        if is_wanted:
+            batch.append(chunk)
+            size += chunk.size
+        at += chunk.size
     if batch:
-        yield begin, batch
+        yield at - size, batch
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ class Rooms:
         self.unused: list[int] = []
         self._lock = threading.Lock()
 
+    def wants(self, offset: int, size: int) -> bool:
+        return True
+
     @contextlib.contextmanager
     def room(self, offset: int, size: int) -> Iterator[memoryview]:
         assert size <= self.most
@@ -78,6 +81,24 @@ def test_they_are_the_file_which_takes_no_memory_then(store: Store, tmp_path: Pa
     assert (place / "7-0").read_bytes() == b"small"
     if most < len(ZEROS):  # zeros alone are not brought
         assert sum(map(len, taker.taken.values())) < len(PARKED) - len(ZEROS) + 4 * MIB
+
+
+def test_what_is_not_wanted_is_not_read(store: Store, tmp_path: Path, place: Path) -> None:
+    save(store, "it", files=FILES)
+    begin, end = len(PLAIN) - 3 * MIB, len(PARKED)
+
+    class Some(Rooms):
+        def wants(self, offset: int, size: int) -> bool:
+            return offset < end and begin < offset + size
+
+    pack = min(packs_of(store, "it"))
+    with pack.open("r+b") as file:
+        file.seek(MIB)  # of what nobody wants
+        file.write(b"\xff\x00" * 50)
+    taker = Some(5 * MIB)
+    assert restore(store, tmp_path, place, taker) == sum(map(len, FILES.values()))
+    assert taker.whole()[begin:] == PARKED[begin:]
+    assert min(taker.taken) >= begin - 2 * MIB
 
 
 def test_what_is_damaged_is_never_taken(store: Store, tmp_path: Path, place: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import shutil
 import signal
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,14 +23,15 @@ from ...errors import (
     Refused,
 )
 from ...freeze.criu_program import CriuProgram
+from ...freeze.long_runs import LongRuns, plan
 from ...freeze.ranges import Range
 from ...linux.root_only import environment
 from ...operations.results import Restored
 from ...snapshots import kept_files, needs
 from ...snapshots.needs import NeededFile
-from ...snapshots.saved import kernel_of
+from ...snapshots.saved import kernel_of, processes_of
 from ...snapshots.temporary import can_be_made
-from ...store import Manifest, Snapshot, Store, WorkingFolder
+from ...store import Contents, Manifest, Snapshot, Store, WorkingFolder
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import faults_in
 from ..files import lifetime, placed_files
@@ -66,6 +68,8 @@ class RestorePlan:
     """The parts of it that hold them."""
     parked_in_use: Mapping[str, Sequence[Range]]
     """By the name of its file, where what a process had parked is not zero."""
+    long_runs: LongRuns | None = None
+    """What of its host memory may be brought straight into the process."""
 
     def is_wanted(self, path: str) -> bool:
         """Tell whether a part of the snapshot is read."""
@@ -94,8 +98,26 @@ def plan_restore(store: Store, name: str) -> tuple[Manifest, RestorePlan]:
     files = {one.file: f"{VRAM}/{one.file}" for one in parked_in(manifest.cuda)}
     in_use = {file: contents.data_of(path) for file, path in files.items() if path in contents.files}
     return manifest, RestorePlan(
-        [file for file in needed if file.path not in brought], lacking, images_size, placed, parts, in_use
+        [file for file in needed if file.path not in brought],
+        lacking,
+        images_size,
+        placed,
+        parts,
+        in_use,
+        _long_runs(store, manifest, contents),
     )
+
+
+def _long_runs(store: Store, manifest: Manifest, contents: Contents) -> LongRuns | None:
+    """Return the long runs of pages of a snapshot's only process: several may share what criu finds to be the same."""
+    saved = processes_of(manifest)
+    pagemap, mm = (f"{CRIU_IMAGES}/{kind}-{saved.pid}.img" for kind in ("pagemap", "mm"))
+    if saved.processes != [saved.pid] or not {pagemap, mm} <= contents.files.keys():
+        return None
+    _, _, read = store.read_files(manifest.name, [pagemap, mm])
+    with contextlib.suppress(IndexError, KeyError, ValueError, struct.error):  # as another version of criu wrote it
+        return plan((Path(pagemap).name, read[pagemap]), read[mm])
+    return None
 
 
 def make_lifetime_files(folder: Path) -> list[Path]:

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 from ...errors import Refused
 from ...freeze import cuda
 from ...freeze.criu_program import CriuProgram
+from ...freeze.long_runs import LongRuns
 from ...freeze.parking import Parked
 from ...snapshots.summary import current_name
-from ...store import Manifest, Snapshot, Store
+from ...store import Manifest, Snapshot, Store, Taker
 from .. import preflight
 from ..gpu.freeze import GpuReturn, parked_in
 from ..gpu.late_vram import LateVram
 from ..staging import vram_files
 from .fresh_sleeper import FreshSleeper, RestorePlan
-from .parts import VRAM
+from .parts import CRIU_IMAGES, VRAM
 from .progress import OperationProgress
+from .straight_memory import StraightMemory
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -43,6 +45,8 @@ class PreparedRestore:
     """What the user must know of it."""
     late: LateVram | None = None
     """Reads what was in GPU memory, where that is not waited for: all else is verified."""
+    memory: StraightMemory | None = None
+    """What of the host memory is read when criu has restored the process."""
 
     _undoing: contextlib.AsyncExitStack = field(kw_only=True)
 
@@ -84,7 +88,15 @@ class PreparedRestore:
             if late is not None:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
-            snapshot = await _read(store, manifest, request, new, gpu, progress, undoing, lazily=lazily, beside=beside)
+            runs = request.long_runs if beside and new.space.deputy is None else None
+            snapshot = await _read(
+                store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, beside=beside
+            )
+            memory = None
+            if runs is not None:
+                images = snapshot.directory / CRIU_IMAGES
+                memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images)
+                undoing.callback(memory.close)
             if late is not None:
                 late.start()
             if snapshot.manifest.id != manifest.id:
@@ -101,7 +113,7 @@ class PreparedRestore:
             warnings = [*fits.notes, *new.notes(), *found]
             if fits.gpu_map is not None:
                 warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
-            return cls(snapshot, new, gpu, warnings, late, _undoing=undoing.pop_all())
+            return cls(snapshot, new, gpu, warnings, late, memory, _undoing=undoing.pop_all())
 
     async def discard(self) -> None:
         """Give it up."""
@@ -116,18 +128,24 @@ async def _read(
     gpu: GpuReturn,
     progress: OperationProgress,
     undoing: contextlib.AsyncExitStack,
+    runs: LongRuns | None,
     *,
     lazily: bool,
     beside: bool,
 ) -> Snapshot:
     """Take out of the store what is read at once, every byte of it verified; begin with what is read behind that."""
     is_wanted: Callable[[str], bool] = request.is_wanted_at_once if lazily else request.is_wanted
-    takers = {f"{VRAM}/{file}": taker for file, taker in gpu.takers.items()}
+    takers: dict[str, Taker] = {f"{VRAM}/{file}": taker for file, taker in gpu.takers.items()}
     behind = beside and bool(takers)
     if behind:
         is_wanted = _but_for(takers, request.is_wanted)
     open_ = functools.partial(store.open, manifest.name, new.files, progress.amount)
-    snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, takers)
+    with contextlib.ExitStack() as closing:
+        at_once = dict(takers)
+        if runs is not None:
+            others = closing.enter_context(contextlib.closing(runs.others(new.files / CRIU_IMAGES)))
+            at_once[f"{CRIU_IMAGES}/{runs.image}"] = others
+        snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, at_once)
     snapshot.also_close = new.leave_disk
     undoing.push_async_callback(asyncio.to_thread, snapshot.close)
     if behind:

@@ -216,6 +216,7 @@ class _Prepared:
         """Give one kernel up for the other; return what of it no snapshot has, and what is tidied up yet."""
         keeper, predecessor = self.keeper, self.predecessor
         snapshot, new, gpu, late = self.verified.snapshot, self.verified.new, self.verified.gpu, self.verified.late
+        memory = self.verified.memory
         of_job = await asyncio.to_thread(self._places_of_job) if keeper.launch.job else None
         given_up = unsaved(keeper, asked_in_a_cell=self.request.cell is not None)
         shared = await predecessor.ports_with(snapshot)
@@ -224,6 +225,9 @@ class _Prepared:
             way = SideBySide(predecessor, late, self.way_back, self.progress)
         else:
             await gpu.have_read()
+            if memory is not None:
+                await memory.complete()
+                memory = None
             await predecessor.leave(late, self.way_back)
             way = InPlace(predecessor.peers)
         if of_job is not None:
@@ -239,7 +243,7 @@ class _Prepared:
             undone = await asyncio.to_thread(undone_after, keeper, manifest)
         if self.request.resume:
             parent = await asyncio.to_thread(_origin, keeper.store, manifest)
-        coming = Coming(keeper, snapshot, new, self.program, gpu_state, self.verified.warnings)
+        coming = Coming(keeper, snapshot, new, self.program, gpu_state, self.verified.warnings, memory)
         tidying = await take_over(coming, way, places)
         # At once: the keeper may be killed before the cell has its answer, or right after.
         keeper.state.parent, keeper.state.undone = parent, undone

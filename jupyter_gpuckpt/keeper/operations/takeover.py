@@ -41,6 +41,7 @@ from .parts import CRIU_IMAGES, KERNEL_LOG
 from .predecessor import Predecessor
 from .progress import OperationProgress
 from .sleep import fell_asleep
+from .straight_memory import StraightMemory
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -61,6 +62,8 @@ class Coming:
     gpu: AtOnce | Later
     notes: list[str] = field(default_factory=list)
     """What the user should know of how it came up: `take_over` adds to it."""
+    memory: StraightMemory | None = None
+    """What of the host memory criu's images lack, where nothing runs before it is there."""
 
     @property
     def space(self) -> Namespace:
@@ -84,6 +87,12 @@ class Coming:
         failure = RestoreFailed("The snapshot could not be restored.")
         inside = Path(self.new.files_inside, CRIU_IMAGES)
         await criu_run.restore(self.space, self.program, self.images, inside, failure, left)
+
+    async def have_memory(self) -> None:
+        """Bring what criu's images lack, into the process that is stopped yet. Raises as `StraightMemory.write`."""
+        pid = self.space.outer(processes_of(self.manifest).pid)
+        if self.memory is not None and pid is not None:
+            await self.memory.write(pid)
 
     def on_gpu(self) -> list[int]:
         """Return the processes that had GPU state, when criu has restored them. Raises `RestoreFailed`."""
@@ -206,6 +215,7 @@ class SideBySide:
         if gpu.comes_later or not coming.has_gpu_state:
             self._turning = asyncio.create_task(self._predecessor.turn())
         await self._progress.or_cancelled(coming.run_criu("stopped"))
+        await self._progress.or_cancelled(coming.have_memory())
         on_gpu = coming.on_gpu()
         if gpu.can_stay(on_gpu):
             self._turning = asyncio.create_task(self._turn_soon(gpu.of))

@@ -1,0 +1,145 @@
+"""Host memory that a restore brings straight into the process: criu would copy it, by one thread, from a copy.
+
+criu reads the pages of a process from an image, which somebody has to write before, and copies them into the process.
+Of a process's large arrays nothing but the bytes is needed. So criu is given images that lack them: a pagemap without
+these runs of pages, and their file without their bytes. It makes that memory, of zeros. When it is done, and the
+process is still stopped, many threads write the bytes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import images, pages
+from .ranges import Range, joined, size_of, within
+
+__all__ = ["LongRuns", "Placing", "plan"]
+
+_MOST = 8 << 20
+"""Bytes that are taken at once."""
+_WORTH_IT = 64 << 20
+"""Bytes from which on it is quicker so."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Bytes of the file with the pages, from `begin` to `end`, and where the first of them belongs."""
+
+    begin: int
+    end: int
+    to: int
+
+
+class Placing:
+    """Takes bytes of the file with the pages, and writes them to where they belong: `store.Taker`.
+
+    Parameters
+    ----------
+    where : opens what they belong in, when the first of them come.
+    """
+
+    most = _MOST
+
+    def __init__(self, runs: Sequence[_Run], where: Callable[[], int]) -> None:
+        self._runs, self._where = runs, where
+        self._ranges: list[Range] = [(run.begin, run.end) for run in runs]
+        self._rooms, self._opening = threading.local(), threading.Lock()
+        self._fd: int | None = None
+
+    def wants(self, offset: int, size: int) -> bool:
+        """Tell whether any of these bytes belong there."""
+        return any(True for _ in within([(offset, offset + size)], self._ranges))
+
+    @contextlib.contextmanager
+    def room(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Give room for these bytes; after the block they are where they belong. Raises `OSError`."""
+        if not hasattr(self._rooms, "bytes"):
+            self._rooms.bytes = bytearray(_MOST)
+        with memoryview(self._rooms.bytes) as whole, whole[:size] as room:
+            yield room
+            fd = self._opened()
+            for run in self._runs:
+                first, last = max(run.begin, offset), min(run.end, offset + size)
+                if first < last:
+                    with room[first - offset : last - offset] as part:
+                        _write(fd, part, run.to + first - run.begin)
+
+    def _opened(self) -> int:
+        with self._opening:
+            if self._fd is None:
+                self._fd = self._where()
+            return self._fd
+
+    def close(self) -> None:
+        """Close what was opened; more than once is harmless."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+@dataclass(frozen=True)
+class LongRuns:
+    """The long runs of pages of one process.
+
+    Attributes
+    ----------
+    image : the name of the file with its pages.
+    """
+
+    image: str
+    _pagemap: str
+    _raw: bytes
+    _long: Sequence[_Run]
+    _others: Sequence[_Run]
+    _areas: Sequence[Range]
+    """Where the others are in memory."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes they have together."""
+        return sum(run.end - run.begin for run in self._long)
+
+    def others(self, folder: Path) -> Placing:
+        """Return what takes all pages but these, for criu, into the file of the images in that folder."""
+        return Placing(self._others, lambda: os.open(folder / self.image, os.O_WRONLY | os.O_NOFOLLOW))
+
+    def of(self, pid: Callable[[], int]) -> Placing:
+        """Return what takes these pages into that process (as this one names it), which is stopped."""
+        return Placing(self._long, lambda: os.open(f"/proc/{pid()}/mem", os.O_WRONLY))
+
+    def write_pagemap(self, folder: Path, *, whole: bool = False) -> None:
+        """Write the pagemap of the others among the images in that folder, or of all. Raises `OSError`."""
+        (folder / self._pagemap).write_bytes(self._raw if whole else pages.pagemap(self._raw, self._areas))
+
+
+def plan(pagemap: tuple[str, bytes], mm: bytes) -> LongRuns | None:
+    """Return the long runs of a process by its pagemap (its name, too) and ``mm-N.img``; None where they are little."""
+    name, raw = pagemap
+    areas = joined(images.plain_areas(mm))
+    number, runs = pages.placed(raw)
+    long: list[_Run] = []
+    others: list[_Run] = []
+    at = 0
+    for begin, end, offset in runs:
+        # It is one area's, or of several side by side.
+        if end - begin >= pages.LONG and size_of(within([(begin, end)], areas)) == end - begin:
+            long.append(_Run(offset, offset + end - begin, begin))
+        else:
+            others.append(_Run(offset, offset + end - begin, at))
+            at += end - begin
+    if sum(run.end - run.begin for run in long) < _WORTH_IT:
+        return None
+    are_long = {run.to for run in long}
+    rest = [(begin, end) for begin, end, _ in runs if begin not in are_long]
+    return LongRuns(f"pages-{number}.img", name, raw, long, others, rest)
+
+
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written

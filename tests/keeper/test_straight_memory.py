@@ -1,0 +1,149 @@
+"""Large arrays go straight from the store into the restored process; what criu is given lacks them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from pathlib import Path
+
+import pytest
+from keeper_faults import Asked, Criu
+from notebooks import Notebook
+
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.freeze import areas, pages
+from jupyter_gpuckpt.freeze.long_runs import plan
+from jupyter_gpuckpt.freeze.ranges import joined, without
+from jupyter_gpuckpt.store import HOLE, Store
+from jupyter_gpuckpt.store.index import read_part
+
+pytestmark = [
+    pytest.mark.criu,
+    pytest.mark.shared_kernel(False),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root's keepers write there"),
+]
+
+MIB = 1 << 20
+
+STATE = f"""
+import hashlib, mmap, os
+random = bytearray(os.urandom({100 * MIB}))
+mostly = bytearray({150 * MIB}); mostly[{60 * MIB}:{80 * MIB}] = os.urandom({20 * MIB})
+own = mmap.mmap(-1, {20 * MIB}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+own[::4096] = os.urandom({20 * MIB // 4096})
+small = [os.urandom(1000) for _ in range(2000)]
+def digest(): return hashlib.blake2b(b"".join([random, mostly, own[:], *small])).hexdigest()
+d = digest()
+"""
+CHANGE = "random[:] = bytes(len(random)); mostly[:] = b'x' * len(mostly); own[:] = bytes(len(own)); small.clear()"
+
+
+def log(notebook: Notebook) -> str:
+    return (notebook.folder / "keeper.log").read_text()
+
+
+def straight(notebook: Notebook) -> list[int]:
+    """Return how many bytes went straight into the process, of each restore."""
+    return [int(size) for size in re.findall(r"(\d+) bytes of memory went straight into the process", log(notebook))]
+
+
+def test_all_of_it_is_back(notebook: Notebook) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    for _ in range(2):
+        notebook.run(CHANGE)
+        notebook.run("%gpuckpt restore here --discard")
+        assert notebook.value("digest() == d") == "True"
+    assert len(straight(notebook)) == 2
+    assert all(size > 200 * MIB for size in straight(notebook))
+    # What is saved of the restored kernel is whole, too.
+    notebook.run("%gpuckpt save there")
+    notebook.run(CHANGE)
+    notebook.run("%gpuckpt restore there --discard")
+    assert notebook.value("digest() == d") == "True"
+
+
+def test_where_the_kernel_has_to_be_given_up_before_criu_has_all_of_it(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(STATE)
+    notebook.run(f"import fcntl; one = open({str(tmp_path / 'one')!r}, 'w'); fcntl.flock(one, fcntl.LOCK_EX)")
+    notebook.run("%gpuckpt save here")
+    for line in ("restore here --discard", "restore here --discard --in-place"):
+        notebook.run(CHANGE)
+        notebook.run(f"%gpuckpt {line}")
+        assert notebook.value("digest() == d") == "True"
+    assert "is given up before the snapshot comes up" in log(notebook)
+    assert straight(notebook) == []
+    with (tmp_path / "one").open() as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_processes_that_share_what_a_fork_left_them_are_criu_s_own(notebook: Notebook) -> None:
+    notebook.run(STATE)
+    notebook.run("import subprocess; child = subprocess.Popen(['sleep', '1000'])")
+    notebook.run("%gpuckpt save here")
+    notebook.run(CHANGE)
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("digest() == d, child.poll()") == "True None"
+    assert straight(notebook) == []
+    notebook.run("child.kill(); child.wait()")
+
+
+def _long_chunk(name: str) -> tuple[Path, int]:
+    """Return the pack with the bytes of a large array, and where they are in it."""
+    store = Store(settings.store_dir())
+    manifest = store.get(name)
+    contents = store.contents(manifest)
+    path = max((path for path in contents.files if "/pages-" in path), key=contents.size_of)
+    index = read_part(store._layout, manifest.id)
+    chunk = max((chunk for chunk in contents.files[path] if chunk.hash != HOLE), key=lambda chunk: chunk.size)
+    at = index[chunk.hash]
+    return settings.store_dir() / "packs" / at.pack, at.offset
+
+
+def test_damage_that_is_found_when_criu_is_done_leaves_the_running_kernel(notebook: Notebook, criu: Criu) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    notebook.run("random[:] = bytes(len(random)); now = digest()")
+    pack, offset = _long_chunk("here")
+
+    def flip() -> None:
+        with pack.open("r+b") as file:
+            byte = os.pread(file.fileno(), 1, offset)
+            os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), offset)
+
+    with criu.held_at("restore", "start") as until_there:
+        asked = Asked(notebook, "%gpuckpt restore here --discard")
+        until_there()
+        flip()
+    assert asked.answer(120)["status"] == "error"
+    assert notebook.value("digest() == now") == "True"
+    assert straight(notebook) == []
+    flip()
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("digest() == d") == "True"
+
+
+def test_what_criu_is_told_of_lacks_long_runs_and_nothing_else(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    with Store(settings.store_dir()).open("here", tmp_path / "out") as snapshot:
+        images = snapshot.directory / "criu"
+        (mm,) = images.glob("mm-*.img")
+        pagemap = images / mm.name.replace("mm-", "pagemap-")
+        number, runs = pages.placed(pagemap.read_bytes())
+        long = plan((pagemap.name, pagemap.read_bytes()), mm.read_bytes())
+        assert long is not None
+        assert long.image == f"pages-{number}.img"
+        before = {(begin, end) for begin, end, _ in runs}
+        long.write_pagemap(images)
+        left = {(begin, end) for begin, end, _ in pages.placed(pagemap.read_bytes())[1]}
+        assert left < before
+        assert all(end - begin >= pages.LONG for begin, end in before - left)
+        assert sum(end - begin for begin, end in before - left) == long.size
+        files = {path.name: path.read_bytes() for path in images.iterdir() if areas.wanted(path.name)}
+        (memory,) = areas.memories(files)
+        plain = joined((area.start, area.end) for area in memory.areas if area.what in areas.OWN)
+        assert list(without(sorted(before - left), plain)) == []
+        long.write_pagemap(images, whole=True)
+        assert pages.placed(pagemap.read_bytes()) == (number, runs)
