@@ -26,6 +26,7 @@ __all__ = [
     "THREAD",
     "ParkingChannel",
     "Places",
+    "imports",
     "make_fifos",
     "parkable",
     "path_of",
@@ -90,6 +91,12 @@ class ParkingChannel:
             if not first or line.split()[:1] == [first]:
                 return line
 
+    def imports(self) -> int:
+        """Return how many blocks of others' GPU memory the process has open (`kernel/driver/sharing.c`)."""
+        self.say("imports")
+        words = self.hear(_HERE, b"imports").split()
+        return int(words[1]) if len(words) == 2 and words[1].isdigit() else 0
+
     def close(self) -> None:
         """Close the FIFOs."""
         os.close(self._to)
@@ -100,6 +107,12 @@ def parkable(run_dir: Path, pid: int) -> Places:
     """Return what a process (`pid` on this machine) could park now; nothing for one without the library."""
     with _talk(run_dir, pid) as (_, places):
         return places or []
+
+
+def imports(run_dir: Path, pid: int) -> int:
+    """Return how many blocks of others' GPU memory a process (`pid` on this machine) has open through the library."""
+    with _talk(run_dir, pid) as (channel, places):
+        return channel.imports() if channel is not None and places is not None else 0
 
 
 def watch_gate(run_dir: Path, pid: int) -> None:

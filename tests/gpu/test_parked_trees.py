@@ -143,6 +143,45 @@ def same():
         assert notebook.value("same()") == "True"
 
 
+def test_memory_that_is_shared_by_cuda_ipc_is_the_same_in_both_and_parked_when_it_is_not_shared_any_more(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    (tmp_path / "child.py").write_text(
+        """
+import torch
+def child(given, answers):
+    torch.zeros(1, device="cuda")
+    for x in iter(given.get, None):
+        x += 1
+        answers.put(int(x.sum()))
+        del x
+        torch.cuda.synchronize(); torch.cuda.ipc_collect()
+"""
+    )
+    notebook.run(
+        f"""
+import sys, torch, torch.multiprocessing as mp
+sys.path.insert(0, {str(tmp_path)!r})
+from child import child
+spawn = mp.get_context("spawn")
+given, answers = spawn.Queue(), spawn.Queue()
+process = spawn.Process(target=child, args=(given, answers), daemon=True); process.start()
+y = torch.zeros(2**27, dtype=torch.int64, device="cuda")
+def shared():
+    given.put(y)
+    return answers.get(timeout=100), int(y.sum())
+""",
+        timeout=120,
+    )
+    assert notebook.value("shared()") == f"({2**27}, {2**27})"
+    notebook.run("import time; time.sleep(1); torch.cuda.ipc_collect()")
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert max(_parked("here")) == 1 << 30
+    notebook.run("y.zero_()")
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("shared()") == f"({2**28}, {2**28})"
+
+
 @pytest.mark.parametrize("workers", [2], indirect=True)
 def test_a_rank_that_has_ended_takes_nothing_with_it(workers: Workers) -> None:
     job = workers.job

@@ -100,19 +100,25 @@ while True:
 
 
 class Process:
-    """One such process; `free` is what each of the made-up GPUs has, in bytes."""
+    """One such process; `free` is what each of the made-up GPUs has, in bytes.
+
+    In a folder that has one already, it is beside that one, on the same GPUs.
+    """
 
     def __init__(self, folder: Path, driver: Path, free: int = 1 << 40, gpus: int = 1) -> None:
         self.driver = folder / "driver" / "libcuda.so.1"
-        self.driver.parent.mkdir()
-        self.driver.hardlink_to(driver)
+        is_first = not self.driver.exists()
+        if is_first:
+            self.driver.parent.mkdir()
+            self.driver.hardlink_to(driver)
         self.run_dir, self.gate = folder, folder / settings.GATE
         self.gpu = folder / "gpu"
         self.no_imports = folder / "gpu.fails"
         """From when this exists, nobody can open another's memory."""
         self.is_used = folder / "gpu.used"
         """From when this exists, new memory has what was another's."""
-        self.gpu.write_bytes(free.to_bytes(8, "little") + bytes(8 + 32 * 8192))
+        if is_first:
+            self.gpu.write_bytes(free.to_bytes(8, "little") + bytes(8 + 32 * 8192))
         self._gpus = gpus
         words = [installed.PARKING_LIBRARY, self.driver]
         self._process = subprocess.Popen(

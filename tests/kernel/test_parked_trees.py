@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from command_line import run
 from job_programs import Job, folder_of, program
 from notebooks import StartKernel, wait_until
 
@@ -196,6 +197,50 @@ def _words(process: psutil.Process) -> list[str]:
     except psutil.Error:
         words = []
     return words
+
+
+SHARES = """
+import ctypes, os, subprocess, sys
+cu = ctypes.CDLL("libcuda.so.1")
+class Handle(ctypes.Structure): _fields_ = [("bytes", ctypes.c_char * 64)]
+handle, context, address = Handle(), ctypes.c_void_p(), ctypes.c_uint64()
+def call(name, *arguments): assert getattr(cu, name)(*arguments) == 0, name
+def said(answer): os.write(1, f"{answer}\\n".encode())
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+call("cuCtxSetCurrent", context)
+if len(sys.argv) == 1:
+    call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(260 << 20))
+    call("cuIpcGetMemHandle", ctypes.byref(handle), address)
+    subprocess.run([sys.executable, __file__, bytes(handle).hex()])
+else:
+    fifo = os.open(sys.argv[0] + ".fifo", os.O_RDWR)
+    handle = Handle.from_buffer_copy(bytes.fromhex(sys.argv[1]))
+    call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, 1)
+    said("open")
+    os.read(fifo, 1)
+    call("cuIpcCloseMemHandle", address)
+    said("closed")
+    os.read(fifo, 1)
+"""
+
+
+def test_a_job_is_refused_while_a_process_has_memory_of_another_open(tmp_path: Path) -> None:
+    job, source = Job("shares"), program(tmp_path, SHARES)
+    os.mkfifo(f"{source}.fifo")
+    try:
+        job.start(sys.executable, source)
+        job.wait_for(1)
+        refused = run("save", job.name, "here", "--json").json
+        assert refused["error"]["kind"] == "Refused"
+        assert "GPU memory of another process open" in refused["error"]["why"]
+        Path(f"{source}.fifo").write_bytes(b"1")
+        job.wait_for(2)
+        assert job.lines() == ["open", "closed"]
+        job.save("here")
+        assert parked_files("here") == [SIZE], log(job)
+    finally:
+        job.kill()
 
 
 CHILD = """

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ __all__ = [
     "parked_in",
     "parked_of",
     "place_of",
+    "refuse_imports",
 ]
 
 log = logging.getLogger("gpuckpt.keeper")
@@ -227,6 +229,11 @@ class GpuFreeze:
         # Not before: who waits at the gate may hold Python's lock, which is needed to halt a process.
         await asyncio.to_thread(self._close_gate)
         ready = [one for one, is_halted in zip(self._parkings.items(), halted, strict=True) if is_halted]
+        here, run_dir = {pid: parking.imports for pid, parking in ready}, self._space.run_dir
+        await _together(
+            lambda pid: _refuse_imports(pid, here[pid]() if pid in here else parking_channel.imports(run_dir, pid)),
+            self._pids,
+        )
         await _together(lambda one: one[1].park(one[0], functools.partial(note, one[0])), ready)
 
     def _close_gate(self) -> None:
@@ -631,6 +638,29 @@ def _give_back(parkings: Mapping[int, Parking]) -> None:
             parking.go_on()
     with parking_.giving_back(parkings):
         pass
+
+
+def refuse_imports(run_dir: Path, pids: Iterable[int]) -> None:
+    """Refuse processes that have others' GPU memory open through the library: the driver could not restore them.
+
+    Raises
+    ------
+    Refused : what stands in the way.
+    """
+    for pid in pids:
+        _refuse_imports(pid, parking_channel.imports(run_dir, pid))
+
+
+def _refuse_imports(pid: int, imports: int) -> None:
+    if imports:
+        raise Refused(
+            "The save was refused; nothing was touched.",
+            f"process {pid} has GPU memory of another process open (CUDA IPC, as torch.multiprocessing does), and the "
+            "driver could not restore it",
+            "Delete the shared tensors in the process that received them, or end it, and save again; or pass tensors "
+            "between processes on the CPU.",
+            pid=pid,
+        )
 
 
 def place_of(gpu: str, here: Iterable[str]) -> str:

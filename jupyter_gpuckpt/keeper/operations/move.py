@@ -21,6 +21,7 @@ from ...operations.requests import Move
 from ...operations.results import Moved
 from ..agent_replies import ReadyForSave
 from ..gpu import gate, sharing
+from ..gpu.freeze import refuse_imports
 from .progress import OperationProgress, ProgressCallback
 from .take import after_save, before_save
 
@@ -66,6 +67,7 @@ async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, progr
     if not on_gpu:
         raise Refused(_NOT_MOVED, "It has nothing on a GPU.", "Move it once it uses one.")
     peers = {kernel: agent.peers} if kernel is not None and agent.peers is not None else {}
+    await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
     for refused in (await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)).values():
         raise refused  # nothing is parked here
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)

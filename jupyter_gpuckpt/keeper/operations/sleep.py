@@ -24,6 +24,7 @@ from ...operations import requests as asked
 from ...operations.results import Slept
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import ReadyForSleep, checked_reply
+from ..gpu.freeze import refuse_imports
 from ..gpu.sleep import GpuSleep
 from ..staging import vram_files
 from .progress import OperationProgress, ProgressCallback
@@ -129,6 +130,7 @@ async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: Operation
     unless_parked: Mapping[int, Refused] = {}
     if on_gpu:
         peers = {kernel: agent.peers}
+        await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
         unless_parked = await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers, room_later=True)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     vram = vram_files(space)

@@ -34,7 +34,7 @@ from ...snapshots.saved import SavedProcesses
 from .. import lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
-from ..gpu.freeze import GpuFreeze, LookElsewhere
+from ..gpu.freeze import GpuFreeze, LookElsewhere, refuse_imports
 from ..gpu.sleep import FrozenAsleep, GpuSleep
 from ..namespace import Namespace
 from ..staging import Staging
@@ -269,6 +269,7 @@ async def _look(keeper: Keeper, agent: ReadyForSave, communicators: Communicator
     unless_parked: Mapping[int, Refused] = {}
     if on_gpu and asleep is None:
         peers = {kernel: agent.peers} if agent.peers is not None else {}
+        await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
         connected = [pid for pid in on_gpu if processes.inner_pid(pid) in communicators.pids]
         unless_parked = await asyncio.to_thread(
             cuda.preflight, worker, on_gpu, peers, connected=connected, room_later=True

@@ -5,10 +5,12 @@
 /* A conversation with the keeper, through two FIFOs in the run folder. */
 typedef struct { int in, out; } channel;
 
+enum { CALLED = 62 }; /* the signal (freeze/parking_channel.py) */
+
 /* Be there for the keeper from now on, in this process: a thread, named gpuckpt-NAME, waits for a signal of its own and
- * then has a conversation. The FIFOs are NAME-PID-to and NAME-PID-from. Between two conversations, `idle` is called
+ * then has a conversation. A thread of another process that sends it with its number gets an `answer`. The FIFOs are NAME-PID-to and NAME-PID-from. Between two conversations, `idle` is called
  * until it returns 0. Does nothing where no keeper can come, or this process has the thread already. */
-void be_there(const char *name, void (*converse)(channel *), int (*idle)(void));
+void be_there(const char *name, void (*converse)(channel *), int (*idle)(void), void (*answer)(int thread));
 
 /* Where the keeper puts files for this process; NULL where there is no keeper. */
 const char *run_folder(void);

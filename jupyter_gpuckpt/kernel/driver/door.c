@@ -116,7 +116,9 @@ static int load(void) {
       {&cu.MemsetD8, "cuMemsetD8_v2"}, {&cu.Alloc, "cuMemAlloc_v2"}, {&cu.AllocPitch, "cuMemAllocPitch_v2"},
       {&cu.CtxCreate, "cuCtxCreate_v2"}, {&cu.CtxCreate3, "cuCtxCreate_v3"}, {&cu.CtxCreate4, "cuCtxCreate_v4"},
       {&cu.Free, "cuMemFree_v2"}, {&cu.AddressRange, "cuMemGetAddressRange_v2"},
-      {&cu.IpcGetMemHandle, "cuIpcGetMemHandle"}, {&cu.GetProcAddress, "cuGetProcAddress"},
+      {&cu.IpcGetMemHandle, "cuIpcGetMemHandle"}, {&cu.IpcOpenMemHandle1, "cuIpcOpenMemHandle"},
+      {&cu.IpcOpenMemHandle, "cuIpcOpenMemHandle_v2"}, {&cu.IpcCloseMemHandle, "cuIpcCloseMemHandle"},
+      {&cu.Import, "cuMemImportFromShareableHandle"}, {&cu.GetProcAddress, "cuGetProcAddress"},
       {&cu.GetProcAddress2, "cuGetProcAddress_v2"},
       {&cu.AllocAsync, "cuMemAllocAsync"}, {&cu.AllocFromPoolAsync, "cuMemAllocFromPoolAsync"},
       {&cu.FreeAsync, "cuMemFreeAsync"}, {&cu.StreamIsCapturing, "cuStreamIsCapturing"},
@@ -162,6 +164,10 @@ static int is_shut(void) {
   return shut;
 }
 
+void wait_at_gate(void) {
+  while (watched && is_shut()) usleep(1000);
+}
+
 /* Wait at the gate, and return where the call goes. */
 __attribute__((used, visibility("hidden"))) void *passed(int number) {
   int before = errno;
@@ -174,7 +180,7 @@ __attribute__((used, visibility("hidden"))) void *passed(int number) {
     }
     pthread_mutex_unlock(&opening);
   }
-  while (watched && is_shut()) usleep(1000);
+  wait_at_gate();
   errno = before;
   return open_way[number];
 }

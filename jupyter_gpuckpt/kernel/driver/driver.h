@@ -35,7 +35,8 @@ extern struct driver {
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
   fn CtxCreate, CtxCreate3, CtxCreate4;
   fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, DisablePeerAccess, PrimaryState;
-  fn HtoD, MemsetD8, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, GetProcAddress, GetProcAddress2;
+  fn HtoD, MemsetD8, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, IpcOpenMemHandle1, IpcOpenMemHandle, IpcCloseMemHandle, Import;
+  fn GetProcAddress, GetProcAddress2;
   fn AllocAsync, AllocFromPoolAsync, FreeAsync, StreamIsCapturing, StreamGetId, StreamGetCtx, StreamGetGreenCtx;
   fn StreamQuery, StreamSynchronize, StreamWaitEvent, StreamDestroy, EventCreate, EventDestroy, EventRecord, EventQuery;
   fn EventSynchronize, CtxSynchronize2, CtxDestroy, PrimaryReset, ExchangeCaptureMode, DeviceTotalMem;
@@ -48,9 +49,19 @@ void watch_gate(void);
 /* Tell whether they look yet; to be asked from time to time, by which they end to. */
 int has_watch(void);
 
+/* Wait while the gate is shut. */
+void wait_at_gate(void);
+
 /* -- parking.c */
 
 void found_by_the_keeper(void);
+
+/* -- sharing.c */
+
+/* How many blocks of others are open here. */
+size_t imported(void);
+/* Send a thread of another process descriptors of the block that it asks for. */
+void lend(int thread);
 
 /* -- memory.c */
 
@@ -89,6 +100,10 @@ void unlock_memory(void);
 size_t parts_of(const memory *m);
 uint64_t part_size(const memory *m, size_t part);
 int is_parkable(const memory *m);
+/* Find the block that an address is in: where it begins, and its bytes. Tells whether there is one. */
+int find_block(uint64_t address, uint64_t *base, uint64_t *size);
+/* The physical memory of the block at an address; to be asked with the memory's lock. */
+const memory *memory_at(uint64_t address);
 int device_of(const memory *m);
 int join_current(void);
 int keep_memory_apart(int apart, int is_parked, int *done);
@@ -116,6 +131,7 @@ int wait_for_holder(void); /* until it has closed what it was shown; 0 where the
 
 #define OWN_FUNCTIONS(O) \
   O(cuMemAlloc_v2) O(cuMemAllocPitch_v2) O(cuMemFree_v2) O(cuMemGetAddressRange_v2) O(cuIpcGetMemHandle) \
+  O(cuIpcOpenMemHandle) O(cuIpcOpenMemHandle_v2) O(cuIpcCloseMemHandle) \
   O(cuMemCreate) O(cuMemRelease) O(cuMemMap) O(cuMemUnmap) O(cuMemSetAccess) O(cuMemExportToShareableHandle) \
   O(cuMemRetainAllocationHandle) O(cuMemGetAllocationPropertiesFromHandle) O(cuMulticastBindMem) \
   O(cuCtxEnablePeerAccess) O(cuDevicePrimaryCtxRetain) O(cuCtxCreate_v2) O(cuCtxCreate_v3) O(cuCtxCreate_v4) \

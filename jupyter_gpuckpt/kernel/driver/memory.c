@@ -383,15 +383,18 @@ int own_cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) 
   return ours ? 0 : cu.AddressRange(base, size, address);
 }
 
-int own_cuIpcGetMemHandle(void *handle, uint64_t address) {
+int find_block(uint64_t address, uint64_t *base, uint64_t *size) {
   lock_memory();
-  mapping *at = mapping_at(address);
-  int ours = at && at->is_block;
+  const mapping *at = mapping_at(address);
+  int found = at && at->is_block;
+  if (found) *base = at->address, *size = at->size;
   unlock_memory();
-  if (!ours) return cu.IpcGetMemHandle(handle, address);
-  fputs("gpuckpt: this kernel's GPU memory can be parked, and so not be shared with other processes. To share it, "
-        "start the kernel with GPUCKPT_PARKING=off.\n", stderr);
-  return NOT_SUPPORTED;
+  return found;
+}
+
+const memory *memory_at(uint64_t address) {
+  const mapping *at = mapping_at(address);
+  return at && at->is_block ? at->of : NULL;
 }
 
 /* -- the virtual memory API, as programs use it */

@@ -474,6 +474,7 @@ static void say_what_there_is(void) {
 /* What the keeper wants of this process. What there is is said first; then come
  *
  * - watch: every call looks at the gate from now on, until the gate has been shut and opened again: "watching"
+ * - imports: "imports", and how many blocks of others are open here
  * - show, with the bytes for each GPU: "showing", and the descriptor that the holder is to take; then "shown", or
  *   "unshown" and what failed
  * - halt: no Python code runs from now on, where there is Python: "halted", this thread's id, and the descriptor that
@@ -500,6 +501,8 @@ static void converse(channel *with) {
       pair[0] = pair[1] = -1;
       if (result) say(keeper, "unshown %d\n", result);
       else say(keeper, "shown\n");
+    } else if (!strcmp(line, "imports")) {
+      say(keeper, "imports %zu\n", imported());
     } else if (!strcmp(line, "halt") && pair[0] < 0 && !open_pair(pair)) {
       has_python = enter_python(&state);
       say(keeper, "halted %ld %d %d\n", syscall(SYS_gettid), pair[1], PROTOCOL);
@@ -517,7 +520,7 @@ static void converse(channel *with) {
 }
 
 /* Have the keeper find this process, which has a CUDA context now, or memory. */
-void found_by_the_keeper(void) { be_there("parking", converse, has_watch); }
+void found_by_the_keeper(void) { be_there("parking", converse, has_watch, lend); }
 
 int own_cuDevicePrimaryCtxRetain(void **context, int device) {
   int result = cu.PrimaryRetain(context, device);
