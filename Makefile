@@ -197,7 +197,8 @@ test-pods: setup .venv/pods-ready
 test-kubernetes: setup .venv/pods-ready .venv/hub-ready .venv/kubernetes/ready
 	@$(BIN)/python -m pytest tests/kubernetes $(KUBERNETES)
 
-.venv/kubernetes/ready: $(READY) tests/kubernetes/fetch_and_build.sh
+# Not built anew with what .venv has beside it.
+.venv/kubernetes/ready: tests/kubernetes/fetch_and_build.sh | $(READY)
 	@for program in apt-get dpkg-source ip make openssl; do command -v $$program >/dev/null || \
 		{ echo "Kubernetes is built from Debian's packages. There is no $$program here."; exit 1; }; done
 	@echo 'Building Kubernetes into .venv (ten minutes, once) ...'

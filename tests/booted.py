@@ -128,9 +128,16 @@ class BootedMachine(Machine):
 
     first: int
 
+    def __init__(self, layout: str) -> None:
+        self._layout = layout
+        super().__init__()
+
     @classmethod
-    def boot_or_skip(cls) -> BootedMachine:
-        """Boot one, or skip the test where that cannot be."""
+    def boot_or_skip(cls, layout: str = "") -> BootedMachine:
+        """Boot one, or skip the test where that cannot be.
+
+        The `layout` of its control groups is the real machine's; or ``unified``, with those of version 2 alone.
+        """
         if os.geteuid() != 0:
             pytest.skip("booting a systemd takes root")
         for program in (str(_SYSTEMD), "systemctl", "systemd-run", "nsenter", "setpriv"):
@@ -141,7 +148,7 @@ class BootedMachine(Machine):
             pytest.skip("no systemd is booted: there is no hierarchy of control groups for it")
         if locked := [str(top) for top in tops if os.statvfs(top).f_flag & os.ST_RDONLY]:
             pytest.skip(f"no systemd is booted: no control groups can be made in {', '.join(locked)}")
-        machine = cls()
+        machine = cls(layout)
         if why := machine.why_not:
             machine.close()
             pytest.skip(f"no systemd is booted: {why}")
@@ -156,7 +163,7 @@ class BootedMachine(Machine):
         (self.folder / "root").mkdir()
         self.log.touch()
         own = _own_groups()
-        layout = "unified" if _CGROUPS in own else "legacy"
+        layout = self._layout or ("unified" if _CGROUPS in own else "legacy")
         self._groups = [group / self.folder.name for group in own.values()]
         for group in self._groups:
             _make_group(group)

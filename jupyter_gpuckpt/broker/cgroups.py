@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,8 +61,20 @@ def mounted_at(controllers: str) -> Path:
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup2" if not controllers else kind == "cgroup" and _has(options, controllers):
-            return Path(_ESCAPE.sub(lambda match: chr(int(match[1], 8)), before.split()[4]))
+            _, _, device, _, point, *_ = before.split()
+            place = Path(_ESCAPE.sub(lambda match: chr(int(match[1], 8)), point))
+            if _is_at(place, device):
+                return place
     raise FileNotFoundError(2, f"the hierarchy {controllers or 'v2'} is not mounted")
+
+
+def _is_at(place: Path, device: str) -> bool:
+    """Tell whether a mount is what is seen at its place: another may be mounted over it."""
+    try:
+        found = place.stat().st_dev
+    except OSError:
+        return False
+    return f"{os.major(found)}:{os.minor(found)}" == device
 
 
 def _has(options: str, controllers: str) -> bool:

@@ -109,11 +109,10 @@ def _mounts() -> dict[int, tuple[str, Path]]:
     found: dict[int, tuple[str, Path]] = {}
     for line in proc.lines(_PROC / "self/mountinfo"):
         before, _, after = line.partition(" - ")
-        fields, (kind, _, options) = before.split(), after.split(maxsplit=2)
-        if kind == "cgroup2":
-            found.setdefault(2, (fields[3], Path(fields[4])))
-        elif kind == "cgroup" and "memory" in options.split(","):
-            found.setdefault(1, (fields[3], Path(fields[4])))
+        (_, _, _, root, place, *_), (kind, _, options) = before.split(), after.split(maxsplit=2)
+        version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "memory" in options.split(",") else 0
+        if version and Path(place).is_dir():  # another mount over it may hide it
+            found.setdefault(version, (root, Path(place)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -34,7 +35,13 @@ SERVICE, SOCKET = "gpuckpt-broker.service", "gpuckpt-broker.socket"
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[BootedMachine]:
-    machine = BootedMachine.boot_or_skip()
+    with _installed() as machine:
+        yield machine
+
+
+@contextlib.contextmanager
+def _installed(layout: str = "") -> Iterator[BootedMachine]:
+    machine = BootedMachine.boot_or_skip(layout)
     try:
         done = machine.gpuckpt("broker", "install", "--group", GROUP)
         if "can be changed by users other than root" in done.stderr:
@@ -86,6 +93,15 @@ def test_a_member_of_the_group_saves_and_restores_and_others_do_not(machine: Boo
         "from jupyter_gpuckpt.machine.capability import why_unavailable", "str(why_unavailable())"
     )
     assert "Permission denied" in said
+
+
+def test_it_does_where_there_are_control_groups_of_version_2_alone() -> None:
+    with _installed("unified") as machine:
+        alice = machine.person("alice")
+        alice.starts_kernel()
+        test_a_member_of_the_group_saves_and_restores_and_others_do_not(machine, alice)
+        mounted = machine.as_root("grep", "-c", " cgroup .* rw", "/proc/mounts").stdout
+        assert mounted == "0\n"
 
 
 def test_kernels_outlive_a_restart_and_are_saved_by_what_was_started_anew(
