@@ -84,6 +84,8 @@ int ncclCommSplit(comm *c, int color, int key, comm **child, void *config) {
 int ncclCommDestroy(comm *c) {
   char path[64];
   if (is_bad(c)) return INVALID;
+  c->magic = 0xdead; /* who asks meanwhile has an error, as with NCCL */
+  for (int i = 0; i < 250; i++) nap();
   path_of(path, sizeof path, c->name);
   unlink(path);
   munmap(c->place, sizeof(place));

@@ -25,7 +25,7 @@
 enum { PROTOCOL = 1, LINE = 1024, MOST_KEYS = 4096 };
 
 /* OPEN: calls go on. STOPPING: those go on that some rank has begun already. SETTLING: none begins, and those that were
- * begun are waited for. QUIET: nothing is in use. GONE: the communicators are taken down. */
+ * begun are waited for. QUIET: nothing is in use. GONE: the communicators are taken down, or are just being taken down. */
 typedef enum { OPEN, STOPPING, SETTLING, QUIET, GONE } phase;
 static const char *const NAMES[] = {"open", "stopping", "settling", "quiet", "gone"};
 
@@ -148,7 +148,6 @@ static void *destroy(void *nothing) {
   int gpu = be_on_gpu(), result = take_down();
   pthread_mutex_lock(&lock);
   error = result;
-  now = GONE;
   working = 0;
   pthread_mutex_unlock(&lock);
   leave_gpu(gpu);
@@ -269,7 +268,10 @@ static void obey(const char *line, FILE *to) {
   else if (!strcmp(line, "settle") && now == STOPPING && !working) {
     now = SETTLING;
     work(settle);
-  } else if (!strcmp(line, "destroy") && now == QUIET && !working) work(destroy);
+  } else if (!strcmp(line, "destroy") && now == QUIET && !working) {
+    now = GONE; /* before it is done: nobody may ask a communicator that is being ended */
+    work(destroy);
+  }
   else if (!strcmp(line, "ids") && now == GONE && !working) {
     fresh_count = 0;
     tell_ids(to);
@@ -300,7 +302,7 @@ static void talk(int from, const char *path) {
   }
   if (to) fclose(to);
   pthread_mutex_lock(&lock);
-  if (now != GONE && !(now == QUIET && working)) open_gate(); /* the keeper has ended, or has given up */
+  if (now != GONE) open_gate(); /* the keeper has ended, or has given up */
   pthread_mutex_unlock(&lock);
 }
 
