@@ -200,8 +200,11 @@ static uint64_t shown; /* the end of it */
 static int tell_changed(void) {
   int fd = was_shown ? open_fifo("changed", O_WRONLY | O_NONBLOCK) : -1;
   if (fd < 0) return is_same = was_shown = 0;
-  ssize_t told = is_same ? write(fd, "", 1) : 1;
+  /* As one who reads, too: the holder may end in this moment, and a signal (SIGPIPE) would end this process then. */
+  int both = open_fifo("changed", O_RDWR | O_NONBLOCK);
+  ssize_t told = is_same && both >= 0 ? write(both, "", 1) : 1;
   is_same = 0;
+  if (both >= 0) close(both);
   close(fd);
   return told == 1;
 }
