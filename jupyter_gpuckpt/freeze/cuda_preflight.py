@@ -142,7 +142,8 @@ def preflight(
                 _NOT_TOUCHED,
                 f"process {pid} uses {used} GPUs, and they may have peer access to each other, which cannot be "
                 "restored",
-                "Limit the process to one GPU (CUDA_VISIBLE_DEVICES), or end it before the save.",
+                "Limit the process to one GPU (CUDA_VISIBLE_DEVICES), end it before the save, or save a kernel when no "
+                "cell is running.",
                 pid=pid,
                 gpus=used,
             )

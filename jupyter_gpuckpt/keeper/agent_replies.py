@@ -37,7 +37,8 @@ class ReadyForSave:
     """What it says of a kernel that is about to be saved. What has no agent says nothing."""
 
     peers: dict[str, int] | None = None
-    """What there was of GPU memory when the access of its GPUs to each other was turned off; None where it sleeps."""
+    """What there was of GPU memory when the access of its GPUs to each other was turned off; None where it sleeps, or
+    access was not turned off."""
     waits_for_gpu: bool = False
     """Whether each of its calls to CUDA would wait while it has no GPU state."""
     execution_count: int | None = None

@@ -33,8 +33,8 @@ class Housekeeping:
         """Make the kernel small and savable.
 
         `busy` says whether a cell runs that does not wait for the save. Returns ``peers``: empty where no GPU of the
-        kernel had access to another's memory, and otherwise how much GPU memory it was found to have: ``total``
-        bytes, of it ``largest`` in one allocation. All access is off now.
+        kernel had access to another's memory, and otherwise how much GPU memory it was found to have (`_gpu_memory`).
+        All access is off now. None where that is left to the library, since a cell may need it until it is held still.
 
         Raises
         ------
@@ -42,7 +42,8 @@ class Housekeeping:
         DriverError : the driver did not turn peer access off.
         """
         _refuse_shared_vram()
-        if busy and devices.uses_several_gpus():
+        is_left = busy and devices.uses_several_gpus()
+        if is_left and not parking.has_gate():
             raise SaveFailed(
                 _AS_BEFORE,
                 "A cell is running in a kernel with several GPUs: their access to each other must be switched off "
@@ -57,6 +58,8 @@ class Housekeeping:
         with contextlib.suppress(Exception):
             self._close_history()
         parking.watch_gate(True)
+        if is_left:
+            return {"peers": None}
         # The last thing before the freeze: torch's copies between GPUs must not run without it.
         self._keep_gpus_apart()
         return {"peers": _gpu_memory() if self._peers else {}}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_memory import DIGEST, GIB, leaving_free, used_by_gpu
 from job_programs import Job, program
+from keeper_faults import Asked
 from notebooks import Notebook, StartKernel, wait_until
 from test_gpu_sleep import ask, is_asleep, says
 
@@ -173,6 +174,24 @@ def test_a_program_on_one_of_two_gpus_is_parked_and_moves(notebook: Notebook, gp
     notebook.run("%gpuckpt save both", timeout=120)
     assert min(parked("both")) >= GIB
     assert notebook.value("bool((y.cpu() == x.cpu()).all()) and digest(x) == d") == "True"
+
+
+def test_it_is_saved_in_the_middle_of_a_cell_that_copies_from_one_to_the_other(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    notebook.run(PROGRAMS["peers"] + "from pathlib import Path; n, wrong, expected = 0, 0, step()", timeout=120)
+    loop = f"while not Path({str(gate)!r}).exists(): n += 1; wrong += step() != expected; Path({str(begun)!r}).touch()"
+    asked = Asked(notebook, loop)
+    wait_until(begun.exists)
+    ask(notebook, "save", name="middle")
+    assert min(parked("middle")) > GIB
+    gate.touch()
+    assert asked.answer()["status"] == "ok"
+    assert notebook.value("check(), wrong") == "True 0"
+    notebook.run("x.zero_(); y.zero_(); n = -10**9")
+    notebook.run("%gpuckpt restore middle", timeout=120)  # which has the rest of that loop run
+    assert notebook.look("n > 0 and check() and not wrong") == "True"
 
 
 def test_it_sleeps_and_its_gpus_are_swapped_in_its_life(notebook: Notebook) -> None:
