@@ -293,7 +293,10 @@ int cuStreamWaitEvent(void *s, const struct event *e, unsigned flags) {
   return 0;
 }
 int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
+static int waits[16];
+int made_up_waits(int gpu) { return waits[gpu]; } /* how often it was waited for */
 int cuCtxSynchronize(void) {
+  waits[current]++;
   for (int i = 0; i < stream_count; i++) reach(&streams[i], streams[i].begun);
   return 0;
 }

@@ -422,6 +422,13 @@ def test_a_gpu_has_access_to_anothers_memory_once_it_has_memory_itself(start: St
     assert process.ask("access(0), access(1)") == [BOTH] * 2
 
 
+def test_to_free_a_block_waits_for_all_gpus_that_may_use_it(start: Start) -> None:
+    process = start(gpus=3).process
+    process.ask("on(2), alloc(4 << 20), on(0), alloc(4 << 20)")
+    waits = "[ctypes.CDLL(driver).made_up_waits(gpu) > 0 for gpu in range(3)]"
+    assert process.ask(f"cu.cuMemFree_v2(ctypes.c_uint64(blocks[0][0])), {waits}") == [0, [True, False, True]]
+
+
 PEERS = "[ctypes.CDLL(driver).made_up_peer(a, b) for a, b in ((0, 1), (1, 0))]"
 
 
