@@ -109,7 +109,7 @@ def told(job: Job) -> list[str]:
 def test_a_program_on_two_gpus_goes_on_also_with_the_gpus_swapped(notebook: Notebook, name: str) -> None:
     notebook.run(PROGRAMS[name], timeout=240)
     notebook.run("%gpuckpt save here", timeout=120)
-    assert min(parked("here")) > GIB // 4
+    assert min(parked("here")) >= GIB // 4
     assert notebook.value("check()") == "True"
     straight_on = notebook.value("step(), step()")
     for where in ("", " --gpu 1,0", " --gpu 0,1"):
@@ -149,7 +149,7 @@ def test_a_job_on_two_gpus_goes_on_also_with_the_gpus_swapped(tmp_path: Path, na
     job.start(sys.executable, program(tmp_path, "import os\n" + PROGRAMS[name] + JOB), str(gate))
     wait_until(lambda: told(job), 240)
     job.save("half")
-    assert min(parked("half")) > GIB // 4
+    assert min(parked("half")) >= GIB // 4
     gate.touch()
     assert job.wait_for_end() == 0
     whole = told(job)
