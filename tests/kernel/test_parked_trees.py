@@ -13,6 +13,7 @@ import psutil
 import pytest
 from command_line import run
 from job_programs import Job, folder_of, program
+from keeper_faults import Asked, Requested
 from notebooks import StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
@@ -260,3 +261,54 @@ def test_what_a_cell_starts_parks_too(start: StartKernel, worker: str) -> None:
         assert notebook.value("{child_says() for _ in range(20)}") == "{'right'}"
         notebook.run("%gpuckpt restore here")
     assert notebook.value("{child_says() for _ in range(20)}") == "{'right'}"
+
+
+IN_A_CELL = """
+import ctypes, time
+from pathlib import Path
+cu = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    result = getattr(cu, name)(*arguments)
+    assert result == 0, (name, result)
+contexts, blocks = [ctypes.c_void_p() for _ in range(2)], [ctypes.c_uint64() for _ in range(2)]
+word = ctypes.c_uint64()
+call("cuInit", 0)
+for gpu in (0, 1):
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(contexts[gpu]), gpu)
+    call("cuCtxSetCurrent", contexts[gpu])
+    call("cuMemAlloc_v2", ctypes.byref(blocks[gpu]), ctypes.c_size_t(150 << 20))
+call("cuCtxSetCurrent", contexts[0])
+call("cuCtxEnablePeerAccess", contexts[1], 0)
+steps = wrong = 0
+def step():
+    global steps, wrong
+    wrong += cu.cuCtxEnablePeerAccess(contexts[1], 0) != 704  # it is on already
+    for block in blocks:
+        if steps:
+            call("cuMemcpyDtoH_v2", ctypes.byref(word), block, ctypes.c_size_t(8))
+            wrong += word.value != steps
+        word.value = steps + 1
+        call("cuMemcpyHtoD_v2", block, ctypes.byref(word), ctypes.c_size_t(8))
+    steps += 1
+"""
+
+
+def test_a_cell_that_uses_several_gpus_is_saved_in_its_middle(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MADE_UP_GPUS", "2")
+    begun, go_on = tmp_path / "begun", tmp_path / "go_on"
+    notebook = start()
+    notebook.run(IN_A_CELL)
+    asked = Asked(notebook, f"while not Path({str(go_on)!r}).exists(): step(); Path({str(begun)!r}).touch()")
+    wait_until(begun.exists)
+    for name in ("one", "two"):
+        assert isinstance(Requested(notebook, "save", {"name": name}).outcome(), dict)
+        assert parked_files(name) == [300 << 20]
+    go_on.touch()
+    assert asked.answer()["status"] == "ok"
+    assert notebook.value("wrong") == "0"
+    notebook.run("steps = -10**9")
+    notebook.run("%gpuckpt restore two")  # which has the rest of that loop run
+    assert notebook.look("wrong == 0 and steps > 0") == "True"
+    assert notebook.value("step(), wrong") == "None 0"
