@@ -10,7 +10,8 @@
  * has no room for it, it is given more. Only a connection of which all has arrived, in both directions, is written down.
  *
  * A connection is inside the tree where the socket at its other end is open in a process of this PID namespace. One that
- * waits to be accepted is open nowhere yet: it counts as outside.
+ * waits to be accepted is open nowhere yet: it counts as outside. Where the other end was closed and nobody has it any
+ * more, all that it sent is here, and is written down as well.
  *
  * In a restore, criu's images name an end of a new connection by an address that there is not, to which criu binds a
  * socket. Whoever made the connections is asked for the socket of that number, which takes the place of criu's.
@@ -49,6 +50,7 @@
 
 enum {
 	RECEIVES = 2,		  /* linux/socket.h, SOCK_RCVBUF_LOCK */
+	CLOSE_WAIT = 8,
 	END = 32 + 1 + 4 + 1,     /* an address and a port, in hexadecimal digits */
 	LOOK = 500,		  /* microseconds between looks */
 	STUCK = 50, MOST = 1000,  /* milliseconds: without progress, and in all */
@@ -58,7 +60,9 @@ enum {
 struct connection {
 	char here[END], there[END];
 	unsigned long inode, unsent; /* bytes */
-	const struct connection *other; /* NULL: it is outside */
+	unsigned state;		     /* as net/tcp_states.h has it */
+	const struct connection *other; /* NULL: it is outside, or closed */
+	int is_held_outside;
 };
 
 static unsigned long *in_tree; /* the inodes of the sockets of all processes, ascending */
@@ -137,26 +141,43 @@ static void note(int pidfd, int fd, unsigned long inode)
 	}
 }
 
-/* Read the tree's connections from one table of the kernel's (proc(5)); `mapped` is put before each address. */
-static void read_table(const char *path, const char *mapped)
+/* Have `visit` see all connections of one table of the kernel's (proc(5)); `mapped` is put before each address. */
+static void visit_table(const char *path, const char *mapped, void (*visit)(const struct connection *))
 {
 	char line[512], here[33], there[33], here_port[5], there_port[5];
 	FILE *file = fopen(path, "re");
 	while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-		struct connection one = {0}, *more;
-		if (sscanf(line,
-			   "%*d: %32[0-9A-F]:%4[0-9A-F] %32[0-9A-F]:%4[0-9A-F] %*x %lx:%*x %*s %*s %*s %*s %lu", here,
-			   here_port, there, there_port, &one.unsent, &one.inode) != 6 ||
-		    strcmp(there_port, "0000") == 0 || !is_in_tree(one.inode) ||
-		    (more = grown(connections, connections_count, sizeof one)) == NULL)
+		struct connection one = {0};
+		if (sscanf(line, "%*d: %32[0-9A-F]:%4[0-9A-F] %32[0-9A-F]:%4[0-9A-F] %x %lx:%*x %*s %*s %*s %*s %lu",
+			   here, here_port, there, there_port, &one.state, &one.unsent, &one.inode) != 7 ||
+		    strcmp(there_port, "0000") == 0)
 			continue;
 		snprintf(one.here, sizeof one.here, "%s%s:%s", mapped, here, here_port);
 		snprintf(one.there, sizeof one.there, "%s%s:%s", mapped, there, there_port);
-		connections = more;
-		connections[connections_count++] = one;
+		visit(&one);
 	}
 	if (file != NULL)
 		fclose(file);
+}
+
+static void visit_connections(void (*visit)(const struct connection *))
+{
+	visit_table("/proc/net/tcp", MAPPED, visit);
+	visit_table("/proc/net/tcp6", "", visit);
+}
+
+static void keep(const struct connection *one)
+{
+	struct connection *more;
+	if (is_in_tree(one->inode) && (more = grown(connections, connections_count, sizeof *one)) != NULL) {
+		connections = more;
+		connections[connections_count++] = *one;
+	}
+}
+
+static int is_between(const struct connection *one, const struct connection *other)
+{
+	return strcmp(one->here, other->there) == 0 && strcmp(one->there, other->here) == 0;
 }
 
 /* Find the other ends; return how many bytes have not arrived at them. */
@@ -165,12 +186,11 @@ static unsigned long look(void)
 	unsigned long unsent = 0;
 	free(connections);
 	connections = NULL, connections_count = 0;
-	read_table("/proc/net/tcp", MAPPED);
-	read_table("/proc/net/tcp6", "");
+	visit_connections(keep);
 	for (size_t i = 0; i < connections_count; i++)
 		for (size_t k = i + 1; k < connections_count; k++) {
 			struct connection *one = connections + i, *other = connections + k;
-			if (strcmp(one->here, other->there) != 0 || strcmp(one->there, other->here) != 0)
+			if (!is_between(one, other))
 				continue;
 			one->other = other, other->other = one;
 			unsent += one->unsent + other->unsent;
@@ -181,7 +201,7 @@ static unsigned long look(void)
 static const struct connection *connection_of(unsigned long inode)
 {
 	for (size_t i = 0; i < connections_count; i++)
-		if (connections[i].inode == inode && connections[i].other != NULL)
+		if (connections[i].inode == inode)
 			return connections + i;
 	return NULL;
 }
@@ -212,7 +232,7 @@ static void make_room(int pidfd, int fd, unsigned long inode)
 	const struct connection *one = connection_of(inode);
 	struct room room = {.inode = inode}, *more;
 	char byte;
-	if (one == NULL || one->other->unsent == 0 || room_of(inode) != NULL ||
+	if (one == NULL || one->other == NULL || one->other->unsent == 0 || room_of(inode) != NULL ||
 	    (more = grown(rooms, rooms_count, sizeof room)) == NULL)
 		return;
 	rooms = more;
@@ -276,11 +296,27 @@ static int is_plain(int fd)
 	return layer[0] == '\0' && option(fd, SOL_SOCKET, SO_PEEK_OFF) < 0;
 }
 
+/* Note which of the tree's ends have another end that somebody outside the tree has. */
+static void note_holder(const struct connection *of)
+{
+	for (size_t i = 0; i < connections_count; i++)
+		if (of->inode != 0 && connections[i].other == NULL && is_between(of, connections + i))
+			connections[i].is_held_outside = 1;
+}
+
+/* Tell whether all has arrived at an end that will ever, as far as it can be known on this machine. */
+static int is_complete(const struct connection *one)
+{
+	if (one->other != NULL)
+		return one->unsent == 0 && one->other->unsent == 0;
+	return one->state == CLOSE_WAIT && !one->is_held_outside;
+}
+
 static void save(int pidfd, int fd, unsigned long inode)
 {
 	const struct connection *one = connection_of(inode);
 	char path[PATH_MAX];
-	if (one == NULL || one->unsent != 0 || one->other->unsent != 0)
+	if (one == NULL || !is_complete(one))
 		return;
 	snprintf(path, sizeof path, "%s/tcp-unread-%lx", folder, inode);
 	int own = access(path, F_OK) == 0 ? -1 : syscall(SYS_pidfd_getfd, pidfd, fd, 0);
@@ -313,6 +349,7 @@ static void save_all(void)
 		if ((unsent = look()) < before)
 			moved = now();
 	}
+	visit_connections(note_holder);
 	visit_sockets(save);
 	if (rooms_count)
 		visit_sockets(take_room_back);

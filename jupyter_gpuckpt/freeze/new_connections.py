@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 from ..linux.unix_sockets import short_path
 from .images import NewEnd, TcpEnd, unread
-from .tcp_connections import Pair
+from .tcp_connections import NOBODY, Pair
 
 __all__ = ["NewConnections"]
 
@@ -81,6 +81,9 @@ class NewConnections:
                 failed.append(pair)
                 continue
             for end, there, own in zip(pair, reversed(pair), sockets, strict=True):
+                if end.id == NOBODY:
+                    own.close()
+                    continue
                 number = next(numbers)
                 self._sockets[number] = own
                 # What is sent is followed by the end of the stream, where the other end had said that it is over.
@@ -154,6 +157,8 @@ def _connected(images: Path, pair: Pair, port: Callable[[int], int]) -> tuple[so
                 _share_port(one)  # criu takes it to be so, and sets what it was at last
                 one.setblocking(False)
             for end, receiver, sender in zip(pair, (own, other), (other, own), strict=True):
+                if end.id == NOBODY:
+                    continue
                 with unread(images, end).open("rb") as content:
                     _fill(receiver, sender, content)
             undoing.pop_all()

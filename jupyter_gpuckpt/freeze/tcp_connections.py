@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .images import TCP_CLOSE, TcpEnd, bound_sockets, tcp_ends, unread
+from .images import TCP_CLOSE, TCP_CLOSE_WAIT, TcpEnd, bound_sockets, tcp_ends, unread
 
-__all__ = ["Connections", "Pair", "connections"]
+__all__ = ["NOBODY", "Connections", "Pair", "connections"]
+
+NOBODY = 0
+"""The id of an end that was closed: all that was sent to the other one is there. criu's ids begin with 1."""
+_BOTH = 3  # criu's images/sk-opts.proto
 
 Pair = tuple[TcpEnd, TcpEnd]
-"""The two ends of a connection inside the tree. If one of them is at a port at which the tree listens, it is the
+"""The two ends of a connection. If one of them is at a port at which the tree listens, it is the
 first."""
 
 
@@ -23,10 +27,10 @@ class Connections:
 
     Attributes
     ----------
-    kept : inside the tree; they come back.
+    kept : inside the tree; they come back. So do ends of which the other one was closed, and nobody has it any more.
     cut : inside the tree; they come back closed.
-    alone : ends of those to a listening port of the tree, whose other end no process had: it was not accepted yet, or
-        closed already. They come back closed.
+    alone : ends of those to a listening port of the tree, whose other end no process had: it was not accepted yet.
+        They come back closed.
     outside : ends of those to other programs, which come back closed.
     """
 
@@ -49,20 +53,32 @@ def connections(images: Path, but_at: Collection[int], *, may_keep: bool) -> Con
     for end in ends:
         other = by_address.get((end.there, end.here))
         if other is None or other is end:
-            is_inside = end.there[1] in listening and _is_here(end.there[0])
-            (found.alone if is_inside else found.outside).append(end)
+            other = _gone(end)
+            if may_keep and end.state == TCP_CLOSE_WAIT and _can_come_back(images, end, other, listening):
+                found.kept.append(_ordered(end, other, listening))
+            else:
+                is_inside = end.there[1] in listening and _is_here(end.there[0])
+                (found.alone if is_inside else found.outside).append(end)
         elif end.id < other.id and not end.state == other.state == TCP_CLOSE:
             keep = may_keep and _can_come_back(images, end, other, listening)
-            pair = (other, end) if other.here[1] in listening else (end, other)
-            (found.kept if keep else found.cut).append(pair)
+            (found.kept if keep else found.cut).append(_ordered(end, other, listening))
     return found
+
+
+def _ordered(one: TcpEnd, other: TcpEnd, listening: Collection[int]) -> Pair:
+    return (other, one) if other.here[1] in listening else (one, other)
+
+
+def _gone(end: TcpEnd) -> TcpEnd:
+    """Return the other end of a connection, which nobody has any more."""
+    return replace(end, id=NOBODY, here=end.there, there=end.here, shutdown=_BOTH)
 
 
 def _can_come_back(images: Path, one: TcpEnd, other: TcpEnd, listening: Collection[int]) -> bool:
     """Tell whether it is known what both ends had not read, and whether both can be where they were."""
     if {one.here[1], other.here[1]} <= set(listening):
         return False
-    are_known = unread(images, one).exists() and unread(images, other).exists()
+    are_known = unread(images, one).exists() and (other.id == NOBODY or unread(images, other).exists())
     return are_known and _is_here(one.here[0]) and _is_here(other.here[0])
 
 

@@ -343,7 +343,7 @@ def _cut_connections(images_folder: Path, manifest: Manifest, *, may_keep: bool)
     named = _names(images_folder, manifest)
     said = [_cut_inside(found.cut, named)] if found.cut else []
     for what, ends in (
-        ("to its own ports, which had not been accepted yet or were closed at the other end,", found.alone),
+        ("to its own ports, which had not been accepted yet,", found.alone),
         ("to other programs", found.outside),
     ):
         if ends:

@@ -31,16 +31,20 @@ def passes(person: Person, file: str, which: str) -> int:
     return int(said.splitlines()[-1].split()[0])
 
 
-HOLD_FOR_USERS = (
-    *("goes_on_talking and ffff", "copies_have", "hibernated", "second_job", "halves", "however_much", "options"),
-    *("two_listening", "to_the_outside"),
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("test_connections_inside.py", ["to_the_outside"]),
+        ("test_connections_inside.py", ["goes_on_talking and ffff", "copies_have", "hibernated", "second_job"]),
+        ("test_connections_inside.py", ["halves", "however_much", "options", "two_listening", "before_it_ended"]),
+        ("test_dask.py", ["futures_in_flight"]),
+    ],
 )
-
-
-def test_what_holds_for_roots_kernels_and_jobs_holds_for_a_users(person: Callable[..., Person]) -> None:
-    alice = person("alice")
-    which = " or ".join(f"({one})" for one in HOLD_FOR_USERS)
-    assert passes(alice, "keeper/test_connections_inside.py", which) == len(HOLD_FOR_USERS)
+def test_what_holds_for_roots_kernels_and_jobs_holds_for_a_users(
+    person: Callable[..., Person], file: str, tests: list[str]
+) -> None:
+    which = " or ".join(f"({one})" for one in tests)
+    assert passes(person("alice"), f"keeper/{file}", which) == len(tests)
 
 
 LISTENS = "import socket, time; s = socket.create_server(('127.0.0.1', 0))\nwhile True: time.sleep(0.1)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -150,6 +151,57 @@ def test_halves_that_are_closed_stay_closed_and_the_others_open(notebook: Notebo
         notebook.run("slow.stdin.close()")
         assert notebook.value("recv(ours, 4), ours.recv(1), slow.wait(20)") == "b'late' b'' 0"
         assert "TCP" not in notebook.run("%gpuckpt restore here").text
+
+
+SAYS_ALL_AND_ENDS = """
+import socket, sys
+if len(sys.argv) > 1:
+    c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+else:
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    c = listener.accept()[0]
+c.sendall(b"all there is" * 5000)
+"""
+
+
+def test_what_a_process_sent_before_it_ended_can_still_be_read(notebook: Notebook) -> None:
+    notebook.run(TALK)
+    notebook.run(f"""
+        code = {SAYS_ALL_AND_ENDS!r}
+        server = socket.create_server(("127.0.0.1", 0))
+        client = subprocess.Popen([sys.executable, "-c", code, str(server.getsockname()[1])])
+        accepted = server.accept()[0]
+        other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        dialled = socket.create_connection(("127.0.0.1", int(other.stdout.readline())))
+        first = [recv(one, 12) for one in (accepted, dialled)], client.wait(20), other.wait(20)
+        def rest(one):
+            return recv(one, 12 * 4999) == b"all there is" * 4999, one.recv(1)
+        def fails(one):
+            for _ in range(100):
+                try:
+                    one.sendall(b"nobody hears"); time.sleep(0.05)
+                except OSError as e:
+                    return type(e).__name__
+    """)
+    notebook.run("%gpuckpt save here")
+    for _ in range(2):
+        assert notebook.value("[rest(one) for one in (accepted, dialled)]") == "[(True, b''), (True, b'')]"
+        said = notebook.value("[fails(one) for one in (accepted, dialled)]")
+        assert {*ast.literal_eval(said)} <= {"BrokenPipeError", "ConnectionResetError"}
+        assert "TCP" not in notebook.run("%gpuckpt restore here").text
+
+
+def test_an_outside_program_that_has_said_all_and_still_listens_is_cut_and_named(notebook: Notebook) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        notebook.run(f"import socket; outside = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))")
+        mine, _ = server.accept()
+    with mine:
+        mine.shutdown(socket.SHUT_WR)
+        notebook.run("assert outside.recv(1) == b''")
+        notebook.run("%gpuckpt save here")
+        assert "to other programs that were closed: 1" in notebook.run("%gpuckpt restore here").text
+        assert notebook.fails("outside.sendall(b'x')").ename == "BrokenPipeError"
 
 
 POURS_AND_READS_LATE = """
@@ -313,7 +365,7 @@ def test_connections_that_nobody_accepted_and_such_that_are_being_made_do_not_fa
         assert notebook.value("own.accept()[0].recv(5)") == "b'hello'"
         answer = notebook.run("%gpuckpt restore here").text
         own = notebook.value("own.getsockname()[1]")
-        assert "connections to its own ports, which had not been accepted yet or were closed at the other end" in answer
+        assert "connections to its own ports, which had not been accepted yet, that were closed" in answer
         assert f": 1 (1 the kernel to 127.0.0.1:{own})." in answer
         assert f"to other programs that were closed: 4 (4 the kernel to 127.0.0.1:{port})" in answer
         assert notebook.fails("waiting.sendall(b'x'); waiting.recv(1) or 1/0").ename
