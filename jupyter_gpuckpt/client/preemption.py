@@ -1,6 +1,7 @@
 """Hibernating many kernels before a machine or a server goes, the most valuable ones first.
 
-The rule: the more processor time a kernel has used since it was last saved or restored, the sooner it is its turn. One
+The rule: the more processor time a kernel has used since it was last saved or restored, the sooner it is its turn.
+Where something is just being done with one, that has to end first, and goes on while the others have their turn. One
 at a time, since several at once would only all be late.
 """
 
@@ -66,7 +67,7 @@ def hibernate_all(
         answers = list(zip(asked, threads.map(functools.partial(_status, patience), asked), strict=True))
     found = [(folder, status) for folder, status in answers if isinstance(status, KernelStatus)]
     outcomes = []
-    for folder, status in sorted(found, key=lambda pair: -pair[1].computed):
+    for folder, status in sorted(found, key=lambda pair: (_is_worked_on(pair[1]), -pair[1].computed)):
         left = None if deadline is None else deadline - (time.monotonic() - began)
         outcomes.append(_hibernate(folder, status, left, how(status)))
     outcomes += [_unanswered(folder, error) for folder, error in answers if isinstance(error, Exception)]
@@ -82,6 +83,10 @@ def _status(patience: float, folder: KernelFolder) -> KernelStatus | GpuckptErro
         return None
     except (GpuckptError, OSError) as e:
         return e
+
+
+def _is_worked_on(status: KernelStatus) -> bool:
+    return status.writing is not None or status.state not in ("running", "sleeping", "hibernated", "ended")
 
 
 def _unanswered(folder: KernelFolder, error: Exception) -> Outcome:

@@ -98,23 +98,34 @@ def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path, 
 @pytest.mark.parametrize("doing", ["hibernate", "restore", "save"])
 def test_a_stop_waits_for_what_is_just_done_with_a_kernel_and_then_hibernates_it(tmp_path: Path, doing: str) -> None:
     with running(tmp_path, GPUCKPT_HIBERNATE_ON="stop") as server:
-        session = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
-        kernel_id = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
-        with server.connected(kernel_id) as notebook:
-            notebook.run("import os; x, much = 41, os.urandom(500_000_000)")
+        kernels = {}
+        for name, cell in ("a.ipynb", "import os; x, much = 41, os.urandom(500_000_000)"), ("b.ipynb", "x = 1"):
+            session = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3-gpuckpt"}}
+            kernels[name] = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
+            with server.connected(kernels[name]) as notebook:
+                notebook.run(cell)
         if doing == "restore":
-            server.save(kernel_id, "before")
-        server.ask("POST", f"kernels/{kernel_id}/{doing}", {"name": "new"} if doing == "save" else {}, 202)
-        wait_until(lambda: server.ask("GET", "kernels")["kernels"][0]["state"] != "running", what="it does not begin")
+            server.save(kernels["a.ipynb"], "before")
+        wanted = {"name": "new"} if doing == "save" else {}
+        server.ask("POST", f"kernels/{kernels['a.ipynb']}/{doing}", wanted, 202)
+        wait_until(lambda: _state(server, kernels["a.ipynb"]) != "running", what="it does not begin")
         server.process.terminate()
         assert server.process.wait(PATIENCE) == 0
-        assert "was not saved" not in server.log.read_text()
+    # What is done goes on while the others have their turn.
+    (report,) = (tmp_path / "logs").glob("hibernated-*.json")
+    told = json.loads(report.read_text())["kernels"]
+    assert [(Path(one["notebook"]).name, one["saved"]) for one in told] == [("b.ipynb", True), ("a.ipynb", True)]
     with running(tmp_path) as server, server.notebook("a.ipynb") as (other, _):
-        (found,) = _hibernated(server)
-        done = server.finish(server.ask("POST", f"hibernated/{found['name']}/resume", {"kernel_id": other}, 202))
+        name = next(one["name"] for one in _hibernated(server) if one["path"] == "a.ipynb")
+        done = server.finish(server.ask("POST", f"hibernated/{name}/resume", {"kernel_id": other}, 202))
         assert done["state"] == "done", done["error"]
         with server.connected(other) as again:
             assert again.value("x, len(much)") == "41 500000000"
+
+
+def _state(server: Server, kernel_id: str) -> str:
+    kernels: list[dict] = server.ask("GET", "kernels")["kernels"]
+    return str(next(one["state"] for one in kernels if one["kernel_id"] == kernel_id))
 
 
 def test_none_is_started_anew_while_others_are_being_hibernated(tmp_path: Path) -> None:
