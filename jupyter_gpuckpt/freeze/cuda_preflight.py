@@ -101,7 +101,7 @@ def preflight(
     `peers` holds the processes of which it is known that no GPU of theirs has peer access to another now: a process
     with peer access checkpoints well and then cannot be restored. Where it was on before, the value says how many bytes
     of GPU memory the process's allocators know of (``total``), of the largest single allocation (``largest``), and of
-    the largest piece that can be parked (``part``).
+    the largest piece that can be parked (``part``); this alone, where GPUs had access to such pieces only.
     With `room_later`, room in host memory is looked for later (`refuse_without_memory`).
     The NCCL communicators of those that are `connected` will be taken down before they are frozen (`nccl`).
 
@@ -148,9 +148,10 @@ def preflight(
                 gpus=used,
             )
         if known:
-            unknown = sum(_held(pid, gpus, usage).values()) - known["total"]
-            if known["largest"] > _PEER_SAFE or unknown > used * _UNSEEN:
-                raise _no_peers_afterwards(pid, known["largest"], unknown)
+            held = sum(_held(pid, gpus, usage).values())
+            unknown = held - known.get("total", held)
+            if known.get("largest", 0) > _PEER_SAFE or unknown > used * _UNSEEN:
+                raise _no_peers_afterwards(pid, known.get("largest", 0), unknown)
             if known.get("part", 0) > _PEER_SAFE:
                 unless_parked[pid] = _no_peers_afterwards(pid, known["part"], unknown)
     if not room_later:

@@ -62,7 +62,7 @@ class Housekeeping:
             return {"peers": None}
         # The last thing before the freeze: torch's copies between GPUs must not run without it.
         self._keep_gpus_apart()
-        return {"peers": _gpu_memory() if self._peers else {}}
+        return {"peers": self._about_memory()}
 
     def before_sleep(self) -> dict[str, Any]:
         """Make the kernel's GPU state small and movable, and return ``peers`` as `before_save` does.
@@ -78,12 +78,18 @@ class Housekeeping:
         _end_compile_workers()
         parking.watch_gate(True)
         self._keep_gpus_apart()
-        return {"peers": _gpu_memory() if self._peers else {}}
+        return {"peers": self._about_memory()}
 
     @property
     def are_apart(self) -> bool:
         """Whether GPUs had access to each other's memory, and have it no more until `after`."""
         return self._were_together
+
+    def _about_memory(self) -> dict[str, int]:
+        if not self._were_together:
+            return {}
+        found = _gpu_memory()
+        return found if self._peers else {"part": found["part"]}  # the others' size matters to the driver's own access
 
     def _keep_gpus_apart(self) -> None:
         self._peers = devices.disable_peer_access()
