@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..linux import proc
 
@@ -35,6 +36,8 @@ _GROUP_STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 # The calls in which a thread sleeps and holds nothing: read, poll, select, accept, recvfrom, recvmsg, wait4, futex,
 # nanosleep and their kin, pause, rt_sigtimedwait, epoll_wait, restart_syscall.
 _SLEEPING = frozenset({0, 7, 23, 34, 35, 43, 45, 47, 61, 128, 202, 219, 230, 232, 247, 270, 271, 281, 288, 441})
+
+_OPENAT, _LONGEST_PATH = 257, 4096  # bytes, PATH_MAX
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -194,7 +197,9 @@ class Halt:
         found = []
         for tid in self._held:
             with contextlib.suppress(OSError):
-                if ctypes.c_longlong(_get(tid).orig_rax).value not in _SLEEPING:
+                registers = _get(tid)
+                call = ctypes.c_longlong(registers.orig_rax).value
+                if call not in _SLEEPING and not (call == _OPENAT and _is_fifo(tid, registers.rsi)):
                     found.append(tid)
         return found
 
@@ -220,6 +225,13 @@ class Halt:
             return True
         _ptrace(_CONT, tid, 0, 0 if status >> 16 else os.WSTOPSIG(status))
         return False
+
+
+def _is_fifo(tid: int, address: int) -> bool:
+    """Tell whether the path at an address is that of a FIFO: who opens one sleeps until another opens its other end."""
+    with open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
+        path = os.pread(memory.fileno(), _LONGEST_PATH, address).partition(b"\0")[0]
+    return path.startswith(b"/") and Path(f"/proc/{tid}/root{os.fsdecode(path)}").is_fifo()
 
 
 def _look(tid: int, status: int) -> Call | None:

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.skipif(not ptrace.is_supported(), reason="needs x86-64:
 # The main thread waits for input. `PR_SET_NAME` is 15.
 PROGRAM = """
 import ctypes, hashlib, mmap, sys, threading
+def wait_at(fifo):
+    ready.wait(); open(fifo)
 def sleep(name):
     ctypes.CDLL(None).prctl(15, name.encode()); ready.wait(); threading.Event().wait()
 def work():
@@ -34,6 +36,7 @@ def work_until(path):
 ready = threading.Barrier(1 + len(sys.argv[1:]))
 for name in sys.argv[1:]:
     target, args = (work, ()) if name == "works" else (work_until if "/" in name else sleep, (name,))
+    if name.endswith(".fifo"): target = wait_at
     threading.Thread(target=target, args=args, daemon=True).start()
 ready.wait()
 print("up", flush=True)
@@ -126,6 +129,18 @@ def test_a_thread_that_works_on_is_waited_for_and_held_only_where_all_must_be(pr
     program, said = hold(process, "hold-all", left_over)
     assert said == b"still"
     assert process.held() == set(process.threads()) - {left_over}
+    program.close()
+    program.wait(30)
+    wait_until(lambda: process.held() == set())
+
+
+def test_a_thread_that_waits_at_a_fifo_sleeps(processes: list[Process], tmp_path: Path) -> None:
+    fifo = tmp_path / "a.fifo"
+    os.mkfifo(fifo)
+    process = Process(str(fifo), "left over")
+    processes.append(process)
+    program, said = hold(process, "hold", process.threads("left over")[0])
+    assert said == b"still"
     program.close()
     program.wait(30)
     wait_until(lambda: process.held() == set())
