@@ -206,6 +206,14 @@ parking = Setting(
     without="on, if the library was built",
     more="internals/parking.md",
 )
+managed = Setting(
+    "GPUCKPT_MANAGED",
+    is_on,
+    lambda: False,
+    what="`on`: a kernel or job with managed memory can be saved; set it in its environment",
+    without="off: such saves are refused",
+    more="internals/parking.md#managed-memory",
+)
 nccl = Setting(
     "GPUCKPT_NCCL",
     is_on,

@@ -278,11 +278,15 @@ def _save_failed(error: DriverError) -> SaveFailed:
             "(`activities=[torch.profiler.ProfilerActivity.CPU]`)."
         )
     elif call == "checkpoint" and name == "CUDA_ERROR_NOT_SUPPORTED":
-        why = "the {kernel} uses managed (unified) memory, which the driver cannot checkpoint"
+        why = (
+            "the {kernel} has managed (unified) memory, which the driver cannot checkpoint, and which was not copied "
+            "out of it beforehand"
+        )
         then = (
-            "Free all memory allocated with cudaMallocManaged (in CuPy: "
-            "`malloc_managed`; in RAPIDS: `managed_memory`), or use plain GPU memory, "
-            "and try again."
+            "Free all memory allocated with cudaMallocManaged (in CuPy: `malloc_managed`; in RAPIDS: "
+            "`managed_memory`), or {restart} with GPUCKPT_MANAGED=on in its environment, by which such memory is "
+            "copied out for a save. If it has been started so: save again when none of its threads computes, and "
+            "declare no variables `__managed__`."
         )
     return SaveFailed(
         "The save failed before anything was written; the {kernel} keeps running.",

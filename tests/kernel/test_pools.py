@@ -151,6 +151,8 @@ def test_a_thread_s_own_stream_is_waited_for_by_others(pools: Pools) -> None:
     assert abs(pools.number("take(30 << 20, s[1])") - first) >= 30 * MIB
     pools.ask("cu.cuCtxSynchronize()")
     assert pools.ask("take(30 << 20, s[2])") == first
+    before = pools.number("told(p, 5)")
+    assert pools.ask("take(10 << 20, own) > 0, take(20 << 20, s[3]) > 0, told(p, 5)") == [True, True, before + SLOT]
     at = (
         "(lambda at: [cu.cuMemAllocAsync_ptsz(ctypes.byref(at), size_t(1000), None), cu.cuMemFreeAsync_ptsz(at, None)])"
     )

@@ -133,7 +133,9 @@ static int load(void) {
       {&cu.PoolCreate, "cuMemPoolCreate"}, {&cu.PoolDestroy, "cuMemPoolDestroy"}, {&cu.PoolTrimTo, "cuMemPoolTrimTo"},
       {&cu.PoolSetAttribute, "cuMemPoolSetAttribute"}, {&cu.PoolGetAttribute, "cuMemPoolGetAttribute"},
       {&cu.PoolSetAccess, "cuMemPoolSetAccess"}, {&cu.PointerGetAttribute, "cuPointerGetAttribute"},
-      {&cu.PointerGetAttributes, "cuPointerGetAttributes"},
+      {&cu.PointerGetAttributes, "cuPointerGetAttributes"}, {&cu.AllocManaged, "cuMemAllocManaged"},
+      {&cu.DtoH, "cuMemcpyDtoH_v2"}, {&cu.HostRegister, "cuMemHostRegister_v2"},
+      {&cu.HostUnregister, "cuMemHostUnregister"},
   };
   int all = 1;
   for (size_t i = 0; i < sizeof used / sizeof *used; i++) all &= (*used[i].to = function(used[i].name)) != NULL;

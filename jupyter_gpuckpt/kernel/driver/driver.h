@@ -41,7 +41,7 @@ extern struct driver {
   fn StreamQuery, StreamSynchronize, StreamWaitEvent, StreamDestroy, EventCreate, EventDestroy, EventRecord, EventQuery;
   fn EventSynchronize, CtxSynchronize2, CtxDestroy, PrimaryReset, ExchangeCaptureMode, DeviceTotalMem;
   fn DeviceGetMemPool, DeviceGetDefaultMemPool, PoolCreate, PoolDestroy, PoolTrimTo, PoolSetAttribute, PoolGetAttribute;
-  fn PoolSetAccess, PointerGetAttribute, PointerGetAttributes;
+  fn PoolSetAccess, PointerGetAttribute, PointerGetAttributes, AllocManaged, DtoH, HostRegister, HostUnregister;
 } cu;
 
 /* Have every call look at the gate, until it has been shut and opened again, or is not shut for seconds. */
@@ -120,6 +120,15 @@ void free_pooled(uint64_t address);
 int pooled_range(uint64_t *address, uint64_t *base, size_t *size, void **of);
 int give_back_pooled(void);
 
+/* -- managed.c */
+
+int free_managed(uint64_t address, int *result);
+int managed_range(uint64_t address, uint64_t *base, size_t *size);
+int has_managed(void);
+void forget_managed(int device);
+int put_managed_away(void);
+void bring_managed_back(void);
+
 /* -- peers.c */
 
 int keep_gpus_apart(int apart);
@@ -140,7 +149,7 @@ int wait_for_holder(void); /* until it has closed what it was shown; 0 where the
   O(cuMemPoolSetAttribute) O(cuMemPoolGetAttribute) O(cuMemPoolSetAccess) O(cuPointerGetAttribute) \
   O(cuPointerGetAttributes) O(cuStreamSynchronize) O(cuStreamSynchronize_ptsz) O(cuEventSynchronize) \
   O(cuCtxSynchronize) O(cuCtxSynchronize_v2) O(cuStreamDestroy_v2) O(cuCtxDestroy_v2) \
-  O(cuDevicePrimaryCtxReset_v2) O(cuDevicePrimaryCtxRelease_v2)
+  O(cuDevicePrimaryCtxReset_v2) O(cuDevicePrimaryCtxRelease_v2) O(cuMemAllocManaged)
 /* `own_NAME` stands in for the driver's NAME. */
 #define O(name) int own_##name();
 OWN_FUNCTIONS(O)

@@ -347,6 +347,8 @@ int own_cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_
 }
 
 int own_cuMemFree_v2(uint64_t address) {
+  int freed;
+  if (free_managed(address, &freed)) return freed;
   if (is_pooled(address)) {
     int result = synchronize();
     if (!result) free_pooled(address);
@@ -373,7 +375,7 @@ int own_cuMemFree_v2(uint64_t address) {
 }
 
 int own_cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
-  if (pooled_range(&address, base, size, NULL)) return 0;
+  if (pooled_range(&address, base, size, NULL) || managed_range(address, base, size)) return 0;
   lock_memory();
   mapping *at = mapping_at(address);
   int ours = at && at->is_block;

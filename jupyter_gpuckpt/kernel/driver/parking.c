@@ -28,6 +28,7 @@ enum { PROTOCOL = 3 };       /* how the holder is talked to; said to the keeper,
 enum { BATCH = 64 };         /* parts in one message, with a descriptor each */
 enum { ACK_SECONDS = 60 };   /* for how long the holder may take over one message */
 enum { CLOSE_SECONDS = 5 };   /* for how long the holder may take to close what it was shown */
+enum { WORTH_IT = 256 << 20 }; /* bytes from which on the keeper has a process park */
 enum { KEEPER_SECONDS = 10 }; /* for how long the keeper may take to say what comes next, until memory is parked */
 
 /* Where a part's bytes are while it is parked, and how many. */
@@ -400,6 +401,7 @@ static void *stay_parked(int has_python) {
     if (!result) break;
     say(keeper, "error %d\n", result);
   }
+  bring_managed_back();
   if ((result = keep_gpus_apart(0)))
     fprintf(stderr, "gpuckpt: GPUs of this process cannot access each other's memory again (CUresult %d)\n", result);
   say(keeper, "done\n");
@@ -445,13 +447,15 @@ static void *park(int pair[2], const uint64_t places[MOST_DEVICES], int has_pyth
     return NULL;
   }
   if (!(result = retain_contexts())) {
-    if (!(result = keep_gpus_apart(1))) result = hand_over(pair, places);
+    if (!(result = keep_gpus_apart(1)) && !(result = synchronize()) && !(result = put_managed_away()))
+      result = hand_over(pair, places);
     close_pair(pair);
     pair[0] = pair[1] = -1;
     if (!result) {
       say(keeper, "parked\n");
       python = stay_parked(has_python);
     } else {
+      bring_managed_back();
       keep_gpus_apart(0);
     }
     release_contexts();
@@ -467,6 +471,7 @@ static void say_what_there_is(void) {
   unsigned char uuid[16];
   int64_t bytes;
   for (int device = 0; device < MOST_DEVICES && (bytes = gpuckpt_parkable_on(device, uuid)) >= 0; device++) {
+    if (!device && has_managed() && bytes < WORTH_IT) bytes = WORTH_IT; /* it has to park */
     *end++ = ' ';
     for (size_t i = 0; i < sizeof uuid; i++) end += sprintf(end, "%02x", uuid[i]);
     end += sprintf(end, "=%lld", (long long)bytes);

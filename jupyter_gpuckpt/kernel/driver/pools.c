@@ -172,7 +172,9 @@ int own_cuCtxDestroy_v2(void *context) {
 
 int own_cuDevicePrimaryCtxReset_v2(int device) {
   end_streams(NULL, device);
-  return cu.PrimaryReset(device);
+  int result = cu.PrimaryReset(device);
+  if (!result) forget_managed(device);
+  return result;
 }
 
 int own_cuDevicePrimaryCtxRelease_v2(int device) {
@@ -290,6 +292,7 @@ static int allocate(uint64_t *address, size_t size, void *handle, void *in) {
     if (!b) {
       int mode = begin_slow_way();
       b = take_slowly(p, by, size);
+      if (by->of_thread && by->held) record(by); /* what is left over, or was another stream's, is its own now */
       cu.ExchangeCaptureMode(&mode);
     }
     if (b) *address = b->address;
@@ -324,9 +327,10 @@ int own_cuMemFreeAsync(uint64_t address, void *in) {
     pthread_mutex_unlock(&busy);
   }
   if (ours) return OK;
-  /* What cuMemAlloc gave out may be freed this way, too. */
-  if (is_block(address)) return cu.StreamSynchronize(in) || own_cuMemFree_v2(address);
-  return cu.FreeAsync(address, in);
+  /* Other memory may be freed this way, too. */
+  if (!is_block(address) && !managed_range(address, NULL, NULL)) return cu.FreeAsync(address, in);
+  int result = cu.StreamSynchronize(in);
+  return result ? result : own_cuMemFree_v2(address);
 }
 
 /* What is said of the default stream is meant of the thread's own. */
