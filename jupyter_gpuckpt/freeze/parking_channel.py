@@ -60,11 +60,11 @@ class ParkingChannel:
         self._to, self._from = (
             os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW) for name in make_fifos(run_dir, pid)
         )
-        with contextlib.suppress(BlockingIOError):  # of a save that was broken off
-            os.read(self._from, 65536)
+        self._forget(self._from)
 
     def call(self, pid: int) -> Places | None:
         """Begin to talk to a process (`pid` on this machine); return what it can park; None without an answer."""
+        self._forget(self._to, self._from)
         thread = _thread(pid)
         if thread is None or _libc.tgkill(pid, thread, _SIGNAL) != 0:
             return None
@@ -73,6 +73,13 @@ class ParkingChannel:
         if not words or None in found:
             return None
         return [(f"GPU-{UUID(one[1].decode())}", int(one[2])) for one in found if one is not None]
+
+    def _forget(self, *fifos: int) -> None:
+        """Leave out what is left of an earlier talk: one that was broken off, or that the process ended first."""
+        self._heard = b""
+        for fifo in fifos:
+            with contextlib.suppress(BlockingIOError):
+                os.read(fifo, 65536)
 
     def say(self, line: str) -> None:
         """Say a line."""
