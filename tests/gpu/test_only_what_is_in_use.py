@@ -85,8 +85,8 @@ def test_jax_with_a_reservation(start: StartKernel, monkeypatch: pytest.MonkeyPa
     with Lowest() as saving:
         notebook.run("%gpuckpt save here", timeout=300)
     assert notebook.value("digest()") == was
-    assert stored("here") < 2 * GIB
-    assert saving.taken < 5 * GIB
+    assert stored("here") < 4 * GIB, "what XLA has written in passing is in use, too"
+    assert saving.taken < 6 * GIB
     then = notebook.value("step(), step()")
     for line in ("restore here --discard", "restore here --in-place --discard"):
         notebook.run(f"%gpuckpt {line}", timeout=300)

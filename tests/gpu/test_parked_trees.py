@@ -136,14 +136,15 @@ def same():
         timeout=120,
     )
     notebook.run("%gpuckpt save here", timeout=120)
-    assert _parked("here") == [1 << 30] * 2
+    assert len(_parked("here")) == 2
+    assert all(1 << 30 <= size < 5 << 28 for size in _parked("here"))
     assert notebook.value("same()") == "True"
     for _ in range(2):
         notebook.run("%gpuckpt restore here", timeout=120)
         assert notebook.value("same()") == "True"
 
 
-def test_memory_that_is_shared_by_cuda_ipc_is_the_same_in_both_and_parked_when_it_is_not_shared_any_more(
+def test_memory_that_is_shared_by_cuda_ipc_is_the_same_in_both_and_a_save_is_refused_while_it_exists(
     notebook: Notebook, tmp_path: Path
 ) -> None:
     (tmp_path / "child.py").write_text(
@@ -175,8 +176,10 @@ def shared():
     )
     assert notebook.value("shared()") == f"({2**27}, {2**27})"
     notebook.run("import time; time.sleep(1); torch.cuda.ipc_collect()")
+    assert "shares GPU memory" in notebook.run("%gpuckpt save here", allow_error=True).text
+    notebook.run("z = y.clone(); del y; torch.cuda.ipc_collect(); torch.cuda.empty_cache(); y = z")
     notebook.run("%gpuckpt save here", timeout=120)
-    assert max(_parked("here")) == 1 << 30
+    assert max(_parked("here")) >= 1 << 30
     notebook.run("y.zero_()")
     notebook.run("%gpuckpt restore here", timeout=120)
     assert notebook.value("shared()") == f"({2**28}, {2**28})"

@@ -51,7 +51,12 @@ def walk(steps):
         for s in streams: s.synchronize()
         for seen, value in freed: assert (seen == value).all()
 
-def all_well(): return all(bool((look(s, at, size) == value).all()) for at, size, value, _ in held for s in streams[:1])
+def is_well(at, size, value):
+    seen = look(streams[0], at, size)
+    streams[0].synchronize()
+    return bool((seen == value).all())
+
+def all_well(): return all(is_well(at, size, value) for at, size, value, _ in held)
 """
 
 GRAPH = """
