@@ -56,10 +56,10 @@ test-keeper-f:
 	@$(BIN)/python -m pytest $(KEEPER_F)
 
 test-keeper-s:
-	@$(BIN)/python -m pytest tests/keeper tests/jobs $(patsubst %,--ignore=%,$(KEEPER_A) $(KEEPER_F))
+	@$(BIN)/python -m pytest tests/keeper $(patsubst %,--ignore=%,$(KEEPER_A) $(KEEPER_F))
 
 test-lab:
-	@$(BIN)/python -m pytest tests/lab
+	@$(BIN)/python -m pytest tests/lab tests/jobs
 
 test-servers:
 	@$(BIN)/python -m pytest tests/server
