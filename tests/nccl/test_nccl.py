@@ -186,9 +186,10 @@ def test_a_rank_that_does_not_come_ends_the_save_and_all_go_on(
     hold.touch()
     wait_until((training.folder / "holds").exists)
     wait_until(lambda: len({*training.steps()}) == 1)
-    monkeypatch.setattr(nccl, "_TAKE_DOWN", 1.0)
-    with pytest.raises(Refused, match=rf"process {training.pids()[1]} did not come to the NCCL operation"):
-        training.take_down()
+    with monkeypatch.context() as shorter:
+        shorter.setattr(nccl, "_TAKE_DOWN", 1.0)
+        with pytest.raises(Refused, match=rf"process {training.pids()[1]} did not come to the NCCL operation"):
+            training.take_down()
     hold.unlink()
     training.goes_on()
     training.take_down().make_again()
