@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import asyncssh
+import paramiko
 import pytest
 from notebooks import wait_until
 from remote_servers import SECRET, Sftp
@@ -25,6 +26,7 @@ from jupyter_gpuckpt.store.transfer import push as pushing
 from jupyter_gpuckpt.store.transfer.pull import pull
 from jupyter_gpuckpt.store.transfer.push import push
 from jupyter_gpuckpt.store.transfer.remote_store import RemoteStore
+from jupyter_gpuckpt.store.transfer.remotes.sftp_channel import LimitedSftp
 
 
 @pytest.fixture
@@ -96,6 +98,7 @@ class Line:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self._to, self._ends = port, list[socket.socket]()
+        self.left: int | None = None  # of bytes that the server may send before the line is cut
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -104,12 +107,17 @@ class Line:
                 here, there = self._listening.accept()[0], socket.create_connection(("127.0.0.1", self._to))
                 self._ends += [here, there]
                 for source, to in ((here, there), (there, here)):
-                    threading.Thread(target=self._carry, args=(source, to), daemon=True).start()
+                    threading.Thread(target=self._carry, args=(source, to, source is there), daemon=True).start()
 
-    def _carry(self, source: socket.socket, to: socket.socket) -> None:
+    def _carry(self, source: socket.socket, to: socket.socket, is_answer: bool) -> None:
         with suppress(OSError):
-            while data := source.recv(65536):
+            while data := source.recv(4096):
                 to.sendall(data)
+                if is_answer and self.left is not None:
+                    self.left -= len(data)
+                    if self.left < 0:
+                        self.left = None
+                        self.cut()
         for end in (source, to):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -172,6 +180,34 @@ def test_a_connection_that_breaks_is_made_again(
     pull(bob, there)
     assert len(asked) >= 2
     assert read_back(bob, "more") == files
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_part_of_a_file_is_never_taken_for_the_whole(ann: Store, line: Line, tmp_path: Path) -> None:
+    content = os.urandom(400_000)
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote/it").write_bytes(content)
+    remote = at(f"sftp://ann@127.0.0.1:{line.port}{tmp_path}/remote", ann).remote
+    for left in range(0, 400_000, 100_000):
+        assert remote.read("it", 0, 500_000) == content
+        line.left = left
+        assert remote.read("it", 0, 500_000) == content
+        assert line.left is None
+
+
+def test_a_request_that_cannot_be_sent_is_not_the_end_of_the_file(sftp: Sftp, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "it").write_bytes(bytes(100_000))
+    with paramiko.SSHClient() as client:
+        client.load_system_host_keys(str(home / ".ssh/known_hosts"))
+        client.connect("127.0.0.1", sftp.port, "ann", key_filename=str(home / ".ssh/id_ed25519"))
+        transport = client.get_transport()
+        assert transport is not None
+        channel = LimitedSftp.from_transport(transport)
+        file = channel.open(str(tmp_path / "it"), "rb")
+        assert file.read(10) == bytes(10)
+        channel.sock.shutdown_write()
+        with pytest.raises(ConnectionError):
+            file.read(50_000)
 
 
 def test_who_is_done_leaves_no_connection_open(ann: Store, sftp: Sftp, home: Path, tmp_path: Path) -> None:

@@ -67,7 +67,10 @@ class SftpRemote(Remote):
         def ask(sftp: LimitedSftp) -> bytes:
             with sftp.open(self._at(path), "rb") as file:
                 there = min(size, (file.stat().st_size or 0) - start)
-                return b"".join(file.readv([(start, there)])) if there > 0 else b""
+                found = b"".join(file.readv([(start, there)])) if there > 0 else b""
+                if len(found) < there:
+                    raise ConnectionResetError(f"{len(found):,} of {there:,} bytes came")
+                return found
 
         return self._ask(ask, f"{path} cannot be read", size)
 

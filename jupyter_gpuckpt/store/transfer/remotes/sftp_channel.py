@@ -53,7 +53,7 @@ class LimitedSftp(paramiko.SFTPClient):  # type: ignore[misc]  # it is not typed
             self._wait_at_most()
             sent = self.sock.send(left)
             if sent <= 0:
-                raise EOFError
+                raise ConnectionResetError("the connection broke")  # an EOFError is the end of a file to paramiko
             left = left[sent:]
 
     def _wait_at_most(self) -> None:
