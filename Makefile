@@ -34,10 +34,12 @@ help:
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-# What comes before the tests takes one processor each: two at a time.
+# What comes before the tests takes one processor each: two at a time. The code is compiled once for the thousands of
+# processes that import it; where PYTHONDONTWRITEBYTECODE is set, each of them would compile it anew.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 lint setup labextension $(BIN)/chromium
 	@test -e /dev/nvidiactl || echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
+	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
 	@echo 'The tests run in seven parts at once, and their lines alternate (about twenty minutes on two processors) ...'
 	@$(MAKE) --no-print-directory --jobs=7 --keep-going $(PARTS)
 

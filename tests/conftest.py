@@ -29,6 +29,8 @@ def _be_started_by_nobody_in_particular() -> None:
             del os.environ[name]
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
+    # What a restore is to keep first is kept, however slow the machine is while many tests run.
+    os.environ["GPUCKPT_KEEP_UNSAVED"] = "60s"
     os.umask(0o022)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -291,7 +291,11 @@ def test_a_restore_keeps_what_was_not_saved_and_says_how_to_get_it_back(notebook
     assert notebook.look("x") == "1"
 
 
-def test_what_cannot_be_kept_in_a_moment_does_not_stand_in_the_way_of_a_restore(criu: Criu, notebook: Notebook) -> None:
+def test_what_cannot_be_kept_in_a_moment_does_not_stand_in_the_way_of_a_restore(
+    criu: Criu, start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_KEEP_UNSAVED", "2s")
+    notebook = start()
     notebook.run("x = 1")
     notebook.run("%gpuckpt save base")
     notebook.run("x = 2")
