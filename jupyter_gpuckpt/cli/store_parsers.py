@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..kernel.chosen import add_last, add_options
+from ..kernel.chosen import add_last, add_new_name, add_options
 from ..operations.requests import Diff, Keep, List, Note, Pin, Remove, Rename, Show, Tag
 from .adding import Group
 
@@ -35,6 +35,7 @@ def add_snapshot_commands(group: Group) -> None:
 def add_store_commands(group: Group) -> None:
     """Add what keeps the store in order."""
     keep = group.add_request(Keep, "upkeep.keep")
+    add_new_name(keep)
     _add_yes(keep)
     keep.add_argument("--notebook", metavar="NOTEBOOK", help="remove only those of this notebook: its name or path")
     gc = group.add(

@@ -11,7 +11,7 @@ from .. import settings
 from ..client.based_on import based
 from ..errors import GpuckptError
 from ..kernel import show
-from ..kernel.chosen import newest
+from ..kernel.chosen import newest, renamed_as
 from ..kernel.histories import Histories
 from ..snapshots.naming import find, new_key, of_notebook
 from ..snapshots.summary import labels, summaries, summary
@@ -58,10 +58,14 @@ def diff(args: argparse.Namespace) -> int:
 
 def move(args: argparse.Namespace) -> int:
     """Give a snapshot another name."""
+    return _rename(args, args.name, args.new)
+
+
+def _rename(args: argparse.Namespace, name: str, new: str) -> int:
     store = _store()
-    key = find(store, args.name)
-    renamed = store.rename(key, new_key(store, key, args.new))
-    output.result(args.json, summary(renamed), f"{args.name} is now {args.new}.")
+    key = find(store, name)
+    renamed = store.rename(key, new_key(store, key, new))
+    output.result(args.json, summary(renamed), f"{name} is now {new}.")
     return output.DONE
 
 
@@ -115,7 +119,9 @@ def tag(args: argparse.Namespace) -> int:
 
 
 def keep(args: argparse.Namespace) -> int:
-    """Remove old snapshots by a rule."""
+    """Remove old snapshots by a rule; or have one stay under another name."""
+    if args.renamed:
+        return _rename(args, *renamed_as(args.renamed))
     store = _store()
     meant = {manifest.id for manifest in _chosen(store.list(), args)}
     if args.last is not None:

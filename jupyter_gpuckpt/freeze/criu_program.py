@@ -14,7 +14,7 @@ from typing import Literal
 
 from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.errors import Unavailable
-from jupyter_gpuckpt.linux.root_only import SYSTEM_PATH, below, changeable
+from jupyter_gpuckpt.linux.root_only import SYSTEM_PATH, below, changeable_in
 
 from .criu_errors import first_line
 
@@ -289,12 +289,14 @@ _known: dict[tuple[tuple[str, ...], int, int], tuple[tuple[int, int, int], Colle
 
 def files_of(argv: Sequence[str], path: str) -> Iterator[Path]:
     """Yield a criu's file, and those of the loader and the libraries that its command line names."""
+    for named in _named_by(argv, path):
+        yield named
+        yield from below(named)
+
+
+def _named_by(argv: Sequence[str], path: str) -> Iterator[Path]:
     yield Path(path)
-    for word in argv:
-        for named in map(Path, word.split(":")):
-            if named.is_absolute():
-                yield named
-                yield from below(named)
+    yield from (named for word in argv for named in map(Path, word.split(":")) if named.is_absolute())
 
 
 def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
@@ -304,7 +306,7 @@ def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
     except OSError as error:
         raise _UnfitError(error.strerror or str(error)) from None
     if os.geteuid() == 0:
-        _refuse_changeable(files_of(start, path))
+        _refuse_changeable(start, path)
     key = (argv, state.st_mtime_ns, state.st_ino)
     if key not in _known:
         _known[key] = _ask(argv)
@@ -314,12 +316,10 @@ def _judge(start: tuple[str, ...], path: str, origin: Origin) -> CriuProgram:
     return CriuProgram(argv, version, path, origin, *(mark in said for mark in _MARKS))
 
 
-def _refuse_changeable(files: Iterable[Path]) -> None:
+def _refuse_changeable(start: Sequence[str], path: str) -> None:
     """Refuse what others could change: root's environment, by which it was found, may be theirs (`sudo -E`)."""
-    known: dict[Path, Path] = {}
-    for file in files:
-        if (part := changeable(file, known)) is not None:
-            raise _UnfitError(f"{part} can be changed by users other than root")
+    if (part := changeable_in(_named_by(start, path))) is not None:
+        raise _UnfitError(f"{part} can be changed by users other than root")
 
 
 def _ask(argv: tuple[str, ...]) -> tuple[tuple[int, int, int], Collection[str]]:

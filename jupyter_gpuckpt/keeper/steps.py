@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..client.record import AutoSave
 from ..errors import GpuckptError, Refused
-from ..operations.results import AutoSaving
-from ..snapshots.summary import AUTOMATIC, is_automatic, is_of
+from ..operations.results import AUTOMATIC, AutoSaving
+from ..snapshots.summary import is_automatic, is_of
 from ..store import Manifest, name_of
 from ..store.upkeep.retention import keep_last, keep_under
 from .owner import owner_of

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from .. import setting
 from ..checked import to_json
-from ..operations.results import Labelled, Snapshots, Summary
+from ..operations.results import AUTOMATIC, Labelled, Snapshots, Summary
 from ..operations.values import number
 from ..spelling import Spell
 from . import show
 from .tables import Listing
 from .words import Usage
 
-__all__ = ["add_last", "add_options", "choose", "newest", "shown"]
+__all__ = ["add_last", "add_new_name", "add_options", "choose", "newest", "renamed_as", "shown"]
 
 S = TypeVar("S", bound=Summary)
 
@@ -47,6 +47,34 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="for scripts: one line each, such as '{name} {created} {size}'; json for one JSON object per line",
     )
+
+
+def add_new_name(keep: argparse.ArgumentParser) -> None:
+    """Have `keep` take, in place of a rule, which snapshot is to stay, and what it is called from now on."""
+    (rule,) = keep._mutually_exclusive_groups
+    rule.add_argument(
+        "renamed",
+        metavar="NAME as NEW",
+        nargs="*",
+        default=[],
+        help="give an automatic snapshot a name of your own, so that it stays",
+    )
+
+
+def renamed_as(words: Sequence[str]) -> tuple[str, str]:
+    """Return which snapshot is to stay, and what it is called from now on, of such words.
+
+    Raises
+    ------
+    Usage : they do not say it, or it would not stay by that name.
+    """
+    said, then = "Nothing was renamed.", "Type `gpuckpt keep NAME as NEW`: `gpuckpt keep auto-12 as before_merge`."
+    if len(words) != 3 or words[1] != "as":
+        raise Usage(said, f"`{' '.join(words)}` does not say what is to stay under which name.", then)
+    name, _, new = words
+    if new.startswith(AUTOMATIC):
+        raise Usage(said, f"Names that begin with {AUTOMATIC} are those of snapshots that go by themselves.", then)
+    return name, new
 
 
 def _since(text: str) -> float:

@@ -59,6 +59,8 @@ def parser_of_lines() -> tuple[Parser, Commands]:
         elif command.name == "log":
             chosen.add_last(added)
         add_arguments(added, kind, Offered.CELL)
+        if command.name == "keep":
+            chosen.add_new_name(added)
         if command.name == "save":
             added.add_argument("--wait", action="store_true", help="wait until it is on the disk")
         add_store_option(added, kind)

@@ -249,8 +249,11 @@ class Gpuckpt:
         return show.comparison(self._keeper().keeper.request(Diff, _of_store(args.store, old=args.old, new=args.new)))
 
     def _mv(self, args: argparse.Namespace) -> None:
-        self._keeper().keeper.request(Rename, _of_store(args.store, name=args.name, new=args.new))
-        print(f"{args.name} is now {args.new}.")
+        self._rename(args.store, args.name, args.new)
+
+    def _rename(self, folder: str | None, name: str, new: str) -> None:
+        self._keeper().keeper.request(Rename, _of_store(folder, name=name, new=new))
+        print(f"{name} is now {new}.")
 
     def _note(self, args: argparse.Namespace) -> None:
         request = _of_store(args.store, name=args.name, message=" ".join(args.message))
@@ -286,6 +289,9 @@ class Gpuckpt:
             raise failures[0]
 
     def _keep(self, args: argparse.Namespace) -> None:
+        if args.renamed:
+            self._rename(args.store, *chosen.renamed_as(args.renamed))
+            return
         rule = _of_store(args.store, last=args.last, under=args.under, dry_run=args.dry_run)
         done = self._keeper().keeper.request(Keep, rule)
         if not done.removed:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["SYSTEM_PATH", "below", "changeable", "environment", "temporary_folder"]
+__all__ = ["SYSTEM_PATH", "below", "changeable", "changeable_in", "environment", "temporary_folder"]
 
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 """Where the system's own programs are."""
@@ -63,6 +63,31 @@ def changeable(path: Path, known: dict[Path, Path]) -> Path | None:
     return real if real.lstat().st_mode & _OTHERS_MAY_WRITE else None
 
 
+def changeable_in(places: Iterable[Path]) -> Path | None:
+    """Return as `changeable` what others could change of some files and folders, and of what is `below` these."""
+    known: dict[Path, Path] = {}
+    left, done = list(places), set[Path]()
+    while left:
+        place = left.pop()
+        if place in done:
+            continue
+        done.add(place)
+        if (found := changeable(place, known)) is not None:
+            return found
+        if not place.is_dir():
+            continue
+        with os.scandir(place) as entries:
+            for entry in entries:
+                about = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(about.st_mode) and _is_roots_alone(about):
+                    continue  # most are: their folder was judged, and nothing else is on the way to them
+                if stat.S_ISDIR(about.st_mode) and entry.name not in _OF_OTHERS:
+                    left.append(Path(entry.path))
+                elif (found := changeable(Path(entry.path), known)) is not None:
+                    return found
+    return None
+
+
 class _Changeable(Exception):
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,7 +115,11 @@ def _judged(path: Path, known: dict[Path, Path]) -> Path:
         if about.st_uid != 0:
             raise _Changeable(at)
         return _real(at.parent / at.readlink(), known)
-    shared = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
-    if about.st_uid != 0 or (about.st_mode & _OTHERS_MAY_WRITE and not shared):
+    shared = about.st_uid == 0 and stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
+    if not shared and not _is_roots_alone(about):
         raise _Changeable(at)
     return at
+
+
+def _is_roots_alone(about: os.stat_result) -> bool:
+    return about.st_uid == 0 and not about.st_mode & _OTHERS_MAY_WRITE

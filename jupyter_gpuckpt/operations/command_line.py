@@ -106,5 +106,6 @@ def typed(action: argparse.Action, *, optional: bool) -> str:
     if action.option_strings:
         text = " ".join(filter(None, [action.option_strings[0], value]))
         return f"[{text}]" if optional else text
-    many = {"+": f"{value} [{value} ...]", "*": f"[{value} ...]", "?": f"[{value}]" if optional else value}
+    several = value if " " in value else f"[{value} ...]"  # some words that are typed like that say how many
+    many = {"+": f"{value} [{value} ...]", "*": several, "?": f"[{value}]" if optional else value}
     return many.get(str(action.nargs), value)

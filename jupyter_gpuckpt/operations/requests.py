@@ -563,8 +563,9 @@ class Keep(Request[results.Kept]):
     commands = (
         Command(
             "keep",
-            "remove old snapshots by a rule",
-            "Remove the oldest snapshots, and keep the newest ones and those that are pinned.",
+            "remove old snapshots by a rule, or have an automatic one stay",
+            "Remove the oldest snapshots, and keep the newest ones and those that are pinned. With NAME as NEW, "
+            "nothing is\nremoved: an automatic snapshot gets a name of your own, and stays.",
         ),
     )
     store_option = "--store"

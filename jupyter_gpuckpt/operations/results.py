@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 __all__ = [
+    "AUTOMATIC",
     "AutoSaving",
     "AutoSleepSet",
     "Closing",
@@ -56,6 +57,9 @@ __all__ = [
     "Woken",
     "WokenLater",
 ]
+
+AUTOMATIC = "auto-"
+"""How the names begin of snapshots that were saved by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)

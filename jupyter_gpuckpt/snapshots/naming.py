@@ -7,6 +7,7 @@ The store knows snapshots by their keys (`store.names`), people by a name and a 
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from .. import __version__, settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, NotOwn, Refused, Untrusted
-from ..operations.results import Summary
+from ..operations.results import AUTOMATIC, Summary
 from ..store import Manifest, Store, check_key, check_name, key_of, name_of, name_taken
 from .summary import is_automatic, is_of, is_of_notebook, labels, notebooks, summary
 
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 NOT_RESTORED = "The snapshot was not restored; nothing was touched."
+_AS_STEP = re.compile(r"^auto/(?=[0-9])")
+"""How people may begin the name of an automatic snapshot, too: no name has a slash."""
 _MOST = 10
 """How many names an error lists."""
 
@@ -150,6 +153,7 @@ def find(store: Store, text: str, owner: Owner | None = None) -> str:
     Refused : it names several.
     """
     notebook, colon, name = text.rpartition(":")
+    name = _AS_STEP.sub(AUTOMATIC, name)
     check_key(name)
     if name_of(name) != name:
         return name

@@ -10,12 +10,10 @@ from typing import Any
 
 from .. import __version__
 from ..errors import GpuckptError
-from ..operations.results import Details, Labelled, Snapshots, Summary
+from ..operations.results import AUTOMATIC, Details, Labelled, Snapshots, Summary
 from ..spelling import Spell
 from ..store import Labels, Manifest, Store, name_of
 
-AUTOMATIC = "auto-"
-"""How the names begin of snapshots that were saved by themselves."""
 HIBERNATED = "hibernated"
 """The tag of the snapshot of a kernel that is on the disk alone, and how its name begins."""
 

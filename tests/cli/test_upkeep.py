@@ -102,7 +102,17 @@ def test_a_snapshot_gets_another_name(cli: Cli, store: Store) -> None:
     assert cli("mv", "old", "new").out == "old is now new.\n"
     assert cli("mv", "old", "newer").status == 3
     assert cli("mv", "new", "other", "--json").json["error"]["kind"] == "NameTaken"
-    assert sorted(m.name for m in store.list()) == ["new", "other"]
+    save(store, "auto-3")
+    assert cli("keep", "auto/3", "as", "before_merge").out == "auto/3 is now before_merge.\n"
+    for wrong in (
+        ["new"],
+        ["new", "as"],
+        ["new", "to", "newer"],
+        ["new", "as", "auto-1"],
+        ["--last", "1", "a", "as", "b"],
+    ):
+        assert cli("keep", *wrong).status == 2
+    assert sorted(m.name for m in store.list()) == ["before_merge", "new", "other"]
 
 
 def test_a_note_is_changed_in_words_and_by_several(cli: Cli, store: Store) -> None:

@@ -114,7 +114,10 @@ def test_what_is_saved_by_itself_goes_by_a_rule_and_what_was_named_stays(noteboo
     assert "the newest 2 are kept" in notebook.run("%gpuckpt auto on --keep 2").text
     run_saved(notebook, "x = 1")
     (first,) = names(notebook)
-    notebook.run(f"%gpuckpt mv {first} before_it")
+    no_rule = notebook.fails(f"%gpuckpt keep {first} as auto-mine").text
+    assert "Names that begin with auto- are those of snapshots that go by themselves." in no_rule
+    renamed = notebook.run(f"%gpuckpt keep {first.replace('-', '/', 1)} as before_it").text
+    assert renamed.endswith(" is now before_it.")
     for x in range(2, 5):
         run_saved(notebook, f"x = {x}")
     wait_until(lambda: len(names(notebook)) == 2)

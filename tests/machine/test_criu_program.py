@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -123,6 +124,42 @@ def test_a_program_that_is_named_is_started_with_the_libraries_it_was_installed_
     for named in (prefix / "usr/sbin/criu", tmp_path / "link"):
         monkeypatch.setenv("GPUCKPT_CRIU", str(named))
         assert find_criu().argv[0] == str(prefix / f"usr/lib/{machine}-linux-gnu" / loader)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it is root who runs what others may have changed")
+def test_root_uses_no_program_of_which_others_could_change_a_part(tmp_path: Path) -> None:
+    machine = platform.machine()
+    prefix, loader = tmp_path / "no-prefix", {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
+    libraries = prefix / "usr/lib" / f"{machine}-linux-gnu"
+    paths = [libraries / loader[machine], libraries / "deep" / "er" / "libdeep.so", prefix / "usr/sbin/criu"]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(NEW)
+        path.chmod(0o755)
+    link = libraries / "deep" / "libnet.so"
+    link.symlink_to(paths[0])
+    assert find_criu().origin == "prefix"
+    for part in (*paths, libraries, libraries / "deep" / "er"):
+        part.chmod(0o757)
+        _refuses(part)
+        part.chmod(0o755)
+        os.chown(part, 1234, 0)
+        _refuses(part)
+        os.chown(part, 0, 0)
+    os.chown(link, 1234, 0, follow_symlinks=False)
+    _refuses(link)
+    link.unlink()
+    link.symlink_to(tmp_path)
+    tmp_path.chmod(0o757)
+    _refuses(tmp_path)
+    tmp_path.chmod(0o755)
+    assert find_criu().origin == "prefix"
+
+
+def _refuses(part: Path) -> None:
+    with pytest.raises(Unavailable) as caught:
+        find_criu()
+    assert f"{part} can be changed by users other than root" in caught.value.why
 
 
 def test_a_prefix_without_a_loader_is_refused(tmp_path: Path) -> None:
