@@ -34,8 +34,10 @@ help:
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-# What comes before the tests takes one processor each: two at a time. The code is compiled once for the thousands of
-# processes that import it; where PYTHONDONTWRITEBYTECODE is set, each of them would compile it anew.
+# Where this is set, as in many containers, each of the thousands of processes of the tests would compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+# What comes before the tests takes one processor each: two at a time.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 lint setup labextension $(BIN)/chromium
 	@test -e /dev/nvidiactl || echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
