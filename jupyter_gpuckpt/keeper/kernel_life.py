@@ -29,6 +29,7 @@ from .kept_twins import KeptTwins
 from .namespace import Namespace
 from .one_at_a_time import OneAtATime
 from .operations.progress import ProgressCallback, to_nobody
+from .removed_folder import refuse_without_folder
 from .stand_in import StandIn
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ class Keeper:
         ------
         GpuckptError, OSError : it could not be started; nothing is left behind.
         """
+        refuse_without_folder(self.folder.path)
         run_dir = new_run_folder(self.folder.path, kernel_program(self.launch).env)
         with contextlib.ExitStack() as undoing:
             channel = self.new_channel(run_dir)

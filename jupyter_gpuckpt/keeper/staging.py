@@ -1,7 +1,8 @@
 """Where a kernel's bytes lie before they are stored and while they are restored: in memory, where there is plenty.
 
 A disk that is busy writing earlier snapshots would hold up a frozen kernel. The memory is the sleeper's own: it is
-freed when the bytes have been stored or restored, and at the latest with the namespace.
+freed when the bytes have been stored or restored, and at the latest with the namespace. What several keepers take at
+once has to be plenty together (`memory_claim`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from .. import settings
 from ..freeze.vram import VramFiles
 from ..linux import memory
+from .memory_claim import MemoryClaim, claimed
 from .namespace import Namespace
 
 _SHARE = 4
@@ -26,15 +28,29 @@ def vram_files(space: Namespace) -> VramFiles:
     return VramFiles(space.path(settings.NAMESPACE_VRAM_DIR), settings.NAMESPACE_VRAM_DIR)
 
 
-def fits_in_memory(space: Namespace, needed: int) -> bool:
-    """Tell whether criu's images of so many bytes should lie in the namespace's memory for a while."""
+def claim_memory(space: Namespace, needed: int, *, copies: int = 1) -> MemoryClaim | None:
+    """Claim what criu's images of so many bytes take of the namespace's memory; None where they go to the disk.
+
+    They go there as well where there is no room for so many `copies`, which others claim for themselves.
+
+    Raises
+    ------
+    OSError : it cannot be written down.
+    """
     room = shutil.disk_usage(space.path(settings.NAMESPACE_STAGING_DIR).parent).free
-    return likely_in_memory(needed) and needed + _SLACK < room
+    if needed + _SLACK >= room:
+        return None
+    return MemoryClaim.where(lambda others: _is_plenty(needed * copies, others), space.kernel_dir, needed + _SLACK)
 
 
 def likely_in_memory(needed: int) -> bool:
     """Tell whether images of so many bytes would lie in the memory of a namespace, as far as the machine has it."""
-    return needed + _SLACK < memory.available(os.getpid()) // _SHARE
+    return _is_plenty(needed, claimed())
+
+
+def _is_plenty(needed: int, others: int) -> bool:
+    """Tell whether memory is plenty for so many bytes, beside those that other keepers are about to take."""
+    return needed + _SLACK < (memory.available(os.getpid()) - others) // _SHARE
 
 
 def disk_folder() -> Path:
@@ -64,7 +80,6 @@ class Staging:
     vram : the files that VRAM goes into.
     outside, inside : the folder that criu writes into, as the keeper names it and as the namespace does; known once it
         is `open_for` so many bytes.
-    in_memory : whether that folder lies in memory, so that the kernel is not paused for the disk.
     """
 
     def __init__(self, space: Namespace, images: Path, *, sleeps: bool = False) -> None:
@@ -72,7 +87,7 @@ class Staging:
         self._space = space
         self._memory = space.path(settings.NAMESPACE_STAGING_DIR)
         self.outside, self.inside = images, str(images)
-        self.in_memory = False
+        self._claim: MemoryClaim | None = None
         self._kept: list[int] = []
         self.vram = vram_files(space)
         self._has_vram = not sleeps
@@ -80,11 +95,16 @@ class Staging:
             self.vram.discard()
 
     def open_for(self, needed: int) -> None:
-        """Choose where criu writes so many bytes."""
-        if fits_in_memory(self._space, needed):
+        """Choose where criu writes so many bytes. Raises `OSError`."""
+        self._claim = claim_memory(self._space, needed)
+        if self.in_memory:
             self.outside, self.inside = self._memory, settings.NAMESPACE_STAGING_DIR
-            self.in_memory = True
         self.outside.mkdir(mode=0o700)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether criu's folder lies in memory, so that the kernel is not paused for the disk."""
+        return self._claim is not None
 
     def keep(self) -> None:
         """Hold on to what was taken, also if the namespace ends: from now on the folders go by other names."""
@@ -102,3 +122,5 @@ class Staging:
         discard_left(self._space)
         while self._kept:
             os.close(self._kept.pop())
+        if self._claim is not None:
+            self._claim.release()

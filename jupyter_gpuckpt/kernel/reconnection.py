@@ -193,18 +193,20 @@ class Reconnection:
         A cell may end before the agent has read that this is another run: so it is looked for here as well.
         """
         with self._knows_who_it_is:
-            self._knows_who_it_is.wait_for(lambda: self._run_id == self._current_run_id(), settings.hook_timeout())
+            self._knows_who_it_is.wait_for(lambda: self._is_this(self._run_id), settings.hook_timeout())
         self._heard.wait(settings.hook_timeout())
 
     def until_known(self) -> None:
         """Wait in a kernel that was just restored until it knows its key, and which requests waited at its save."""
         with self._knows_who_it_is:
-            self._knows_who_it_is.wait_for(
-                lambda: self._run_of_requests == self._current_run_id(), settings.hook_timeout()
-            )
+            self._knows_who_it_is.wait_for(lambda: self._is_this(self._run_of_requests), settings.hook_timeout())
+
+    def _is_this(self, run: str) -> bool:
+        """Tell whether the run folder is of this run; one that does not say, since it was removed, counts as so."""
+        return self._current_run_id() in (run, "")
 
     def _current_run_id(self) -> str:
-        """Return which run the run folder is of; nothing where its keeper is of an older version."""
+        """Return which run the run folder is of; nothing where that is not there."""
         try:
             return (self._run_dir / settings.RUN_ID).read_text()
         except OSError:

@@ -180,9 +180,10 @@ class Requests:
             try:
                 news = waiting.news.get(timeout=_ALIVE_EVERY)
             except queue.Empty:
-                if not is_locked(self._run_dir / KEEPER_LOCK):
-                    raise broken_off(waiting.op, "The kernel gets a new one automatically within seconds.") from None
                 quiet += _ALIVE_EVERY
+                lock = self._run_dir / KEEPER_LOCK
+                if not is_locked(lock) and (lock.exists() or quiet >= _QUIET):
+                    raise _ended(waiting.op, lock) from None
                 if quiet >= _QUIET:
                     if interrupted:
                         silence = f"The kernel's keeper is stopped or hangs: it was silent for {quiet:.0f} s."
@@ -261,6 +262,18 @@ def news_of(message: Mapping[str, Any]) -> News:
 def broken_off(op: str, then: str) -> KeeperGone:
     """Return what to say of an operation whose keeper died."""
     return KeeperGone(f"The {op} was aborted; the kernel keeps running.", "The kernel's keeper died.", then)
+
+
+def _ended(op: str, lock: Path) -> KeeperGone:
+    """Return what to say of an operation whose keeper has not told for a while, and that its lock does not tell."""
+    if lock.exists():
+        return broken_off(op, "The kernel gets a new one automatically within seconds.")
+    return KeeperGone(
+        f"The {op} was not carried out; the kernel keeps running.",
+        "Nobody answers, and files were removed from its folder, as programs do that remove old temporary files.",
+        "Write what you need to a file, and restart the kernel. Set JUPYTER_RUNTIME_DIR, where Jupyter is started, to "
+        "a folder that nothing cleans.",
+    )
 
 
 def _not_waited_for(op: str, why: str) -> GpuckptError:

@@ -41,7 +41,7 @@ from ..files import lifetime
 from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
 from ..owner import owner_of
-from ..staging import fits_in_memory, vram_files
+from ..staging import claim_memory, vram_files
 from .fresh_sleeper import FreshSleeper, make_lifetime_files, plan_restore, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .progress import OperationProgress, ProgressCallback, to_nobody
@@ -282,8 +282,10 @@ async def _of_snapshot(
     fits = await sharing.fitting(keeper, progress, functools.partial(check, keeper.marks, wanted.gpus, wanted.count))
     await progress.enter("verifying")
     space = keeper.namespace()
-    in_memory = fits_in_memory(space, request.images * (1 + wanted.count))
-    into = space.path(settings.NAMESPACE_STAGING_DIR) if in_memory else directory / "snapshot"
+    claim = await asyncio.to_thread(claim_memory, space, request.images, copies=1 + wanted.count)
+    if claim is not None:
+        tidying.callback(claim.release)
+    into = space.path(settings.NAMESPACE_STAGING_DIR) if claim is not None else directory / "snapshot"
     await asyncio.to_thread(shutil.rmtree, into, ignore_errors=True)  # of an operation whose keeper was killed
     vram = vram_files(space)
     await asyncio.to_thread(vram.discard)
@@ -509,7 +511,7 @@ async def arrive(keeper: Keeper) -> None:
     manifest = order.manifest
     new = await FreshSleeper.prepare(keeper, order.size)
     snapshot = Snapshot(manifest, new.files)
-    snapshot.also_close = new.leave_disk
+    snapshot.also_close = new.leave_files
     # The process that calls the driver needs a while to start: it does so beside what comes first.
     starting = asyncio.create_task(asyncio.to_thread(_start_worker, keeper.worker, bool(processes_of(manifest).cuda)))
     try:

@@ -37,8 +37,9 @@ from ..agent_replies import faults_in
 from ..files import lifetime, placed_files
 from ..files.placed_files import Lacking, Placement
 from ..gpu.freeze import parked_in
+from ..memory_claim import MemoryClaim
 from ..namespace import Namespace
-from ..staging import disk_folder, fits_in_memory, vram_files
+from ..staging import claim_memory, disk_folder, vram_files
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
 from .progress import OperationProgress
 
@@ -152,6 +153,8 @@ class FreshSleeper:
     """The same folder, as the namespace names it."""
     placement: Placement | None = None
     """What of the snapshot's own files is put in place; None where the machine has them all."""
+    claim: MemoryClaim | None = None
+    """What of the machine's memory is kept for `files`, where it lies there."""
     working: WorkingFolder | None = None
     """What `files` is a folder in, where it lies in the store."""
     made: list[Path] = field(default_factory=list)
@@ -173,12 +176,13 @@ class FreshSleeper:
         space, channel = await keeper.new_namespace()
         inside = settings.NAMESPACE_STAGING_DIR
         new = cls(space, channel, space.path(inside), inside)
-        if not fits_in_memory(space, needed):
-            try:
+        try:
+            new.claim = await asyncio.to_thread(claim_memory, space, needed)
+            if new.claim is None:
                 await asyncio.to_thread(new._use_disk, keeper)
-            except BaseException:
-                await new.discard()
-                raise
+        except BaseException:
+            await new.discard()
+            raise
         if lacking.files:
             new.placement = Placement(space, lacking)
         return new
@@ -193,10 +197,12 @@ class FreshSleeper:
             shutil.rmtree(self.files, ignore_errors=True)  # of one whose keeper was killed
         self.files_inside = str(self.files)
 
-    def leave_disk(self) -> None:
-        """Free what `files` takes there: the kernel has come up. More than once is harmless."""
+    def leave_files(self) -> None:
+        """Free the room that `files` has: the kernel has come up. More than once is harmless."""
         if self.working is not None:
             self.working.close()
+        if self.claim is not None:
+            self.claim.release()
 
     @property
     def elsewhere(self) -> dict[str, Path]:
@@ -299,7 +305,7 @@ class FreshSleeper:
         finally:
             await asyncio.to_thread(lifetime.unmake, [*self.made, *(self.placement.made if self.placement else ())])
             await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
-            await asyncio.to_thread(self.leave_disk)
+            await asyncio.to_thread(self.leave_files)
 
 
 async def to_its_end(work: Callable[[], object]) -> None:

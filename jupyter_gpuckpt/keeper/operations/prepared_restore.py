@@ -146,7 +146,7 @@ async def _read(
             others = closing.enter_context(contextlib.closing(runs.others(new.files / CRIU_IMAGES)))
             at_once[f"{CRIU_IMAGES}/{runs.image}"] = others
         snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, at_once)
-    snapshot.also_close = new.leave_disk
+    snapshot.also_close = new.leave_files
     undoing.push_async_callback(asyncio.to_thread, snapshot.close)
     if behind:
         postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})

@@ -25,6 +25,7 @@ from ...errors import (
 from ...freeze import twin
 from ...freeze.nccl import Communicators
 from ...linux import processes
+from .. import memory_claim
 from ..gpu import gate
 from ..gpu.freeze import GpuReturn
 from ..gpu.late_vram import LateVram
@@ -71,6 +72,7 @@ async def take_over(keeper: Keeper) -> None:
             shutil.rmtree(run_dir, ignore_errors=True)
     for left_over in (WORKING_COPY, CAPTURE):
         shutil.rmtree(folder.path / left_over, ignore_errors=True)
+    memory_claim.remove_left(folder.path)
     if kept is not None:
         await keeper.attach(state.run, kept, state.kernel_pid)
         assert keeper.space is not None

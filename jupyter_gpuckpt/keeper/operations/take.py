@@ -37,6 +37,7 @@ from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
 from ..gpu.freeze import GpuFreeze, LookElsewhere, refuse_imports
 from ..gpu.sleep import FrozenAsleep, GpuSleep
 from ..namespace import Namespace
+from ..removed_folder import refuse_without_folder
 from ..staging import Staging
 from . import criu_run
 from .parts import CRIU_IMAGES
@@ -122,6 +123,7 @@ async def take(
     KernelLost : the GPU state could not be brought back.
     """
     preflight.refuse_ipc(keeper.launch, "The save was refused; nothing was touched.")
+    refuse_without_folder(keeper.folder.path, keeper.namespace().run_dir)
     channel, has_agent = keeper.channel, keeper.launch.agent
     assert channel is not None
     # A kernel that is not prepared has nothing to put right but its hooks, and one of them may hang.
