@@ -15,6 +15,7 @@ from ..kernel.chosen import newest, renamed_as
 from ..kernel.histories import Histories
 from ..snapshots.naming import find, new_key, of_notebook
 from ..snapshots.summary import labels, summaries, summary
+from ..spelling import in_a_terminal
 from ..store import Manifest, Store
 from ..store.upkeep.retention import beyond_last, beyond_size
 from . import output
@@ -121,7 +122,7 @@ def tag(args: argparse.Namespace) -> int:
 def keep(args: argparse.Namespace) -> int:
     """Remove old snapshots by a rule; or have one stay under another name."""
     if args.renamed:
-        return _rename(args, *renamed_as(args.renamed))
+        return _rename(args, *renamed_as(args.renamed, in_a_terminal))
     store = _store()
     meant = {manifest.id for manifest in _chosen(store.list(), args)}
     if args.last is not None:

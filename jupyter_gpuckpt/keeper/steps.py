@@ -38,11 +38,14 @@ def back(keeper: Keeper, steps: int, *, in_cell: bool) -> Manifest:
     line = _line(keeper, keeper.state.parent_id)
     at = steps - is_new
     if at >= len(line):
-        there = f"There are {len(line) - (not is_new)}" if len(line) > (not is_new) else "There is none"
+        before = len(line) - (not is_new)
+        there = f"There {'is' if before == 1 else 'are'} only {before}" if before > 0 else "There is no"
         raise Refused(
             "Nothing was undone.",
-            f"There is no snapshot so far back. {there} before what the {{kernel}} is now.",
-            "`gpuckpt auto @ on` saves it after each cell from now on.",
+            f"{there} {'snapshots' if before > 1 else 'snapshot'} before what the {{kernel}} is now.",
+            "`gpuckpt auto @ on` saves it after each cell from now on."
+            if keeper.state.auto is None
+            else "`gpuckpt log` shows all that can be restored.",
         )
     return line[at]
 

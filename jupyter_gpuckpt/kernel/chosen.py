@@ -61,14 +61,14 @@ def add_new_name(keep: argparse.ArgumentParser) -> None:
     )
 
 
-def renamed_as(words: Sequence[str]) -> tuple[str, str]:
+def renamed_as(words: Sequence[str], spell: Spell) -> tuple[str, str]:
     """Return which snapshot is to stay, and what it is called from now on, of such words.
 
     Raises
     ------
     Usage : they do not say it, or it would not stay by that name.
     """
-    said, then = "Nothing was renamed.", "Type `gpuckpt keep NAME as NEW`: `gpuckpt keep auto-12 as before_merge`."
+    said, then = "Nothing was renamed.", spell("Type it like this: `gpuckpt keep auto-12 as before_merge`.")
     if len(words) != 3 or words[1] != "as":
         raise Usage(said, f"`{' '.join(words)}` does not say what is to stay under which name.", then)
     name, _, new = words

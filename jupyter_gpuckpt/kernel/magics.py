@@ -290,7 +290,7 @@ class Gpuckpt:
 
     def _keep(self, args: argparse.Namespace) -> None:
         if args.renamed:
-            self._rename(args.store, *chosen.renamed_as(args.renamed))
+            self._rename(args.store, *chosen.renamed_as(args.renamed, in_a_cell))
             return
         rule = _of_store(args.store, last=args.last, under=args.under, dry_run=args.dry_run)
         done = self._keeper().keeper.request(Keep, rule)

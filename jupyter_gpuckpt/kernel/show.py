@@ -297,13 +297,18 @@ def auto_saving(how: results.AutoSaving) -> str:
     """Say whether a kernel is saved by itself, and by what rule."""
     if how.after is None:
         return "It is not saved by itself."
-    when = f"after each cell that ran for {span(how.after)} or longer" if how.after else "after each cell"
+    failed = f"\nThe last time it was not: {how.failed}" if how.failed else ""
+    return f"It is saved {_rule(how)}.{failed}"
+
+
+def _rule(how: results.AutoSaving) -> str:
+    """Say when a kernel is saved by itself, and how much of that is kept."""
+    when = f"after each cell that ran for {span(how.after or 0)} or longer" if how.after else "after each cell"
     if how.every is not None:
         when = f"every {span(how.every)} in which it does something, also in the middle of a cell"
     kept = "the newest one is kept" if how.keep == 1 else f"the newest {how.keep} are kept"
     room = "" if how.under is None else f", and fewer where the store takes more than {size(how.under)}"
-    failed = f"\nThe last time it was not: {how.failed}" if how.failed else ""
-    return f"It is saved {when}; {kept}{room}.{failed}"
+    return f"{when}; {kept}{room}"
 
 
 _ROWS = 30
@@ -497,6 +502,7 @@ def status(kernel: results.KernelStatus, generation: str, notes: Iterable[str]) 
             ("based on", based_on(kernel) or f"nothing: a fresh {'job' if job else 'kernel'}"),
             *([("resumed from", resumed_from(kernel.resumed))] if kernel.resumed is not None else ()),
             ("pid", str(kernel.pid)),
+            *([("saved by itself", _rule(kernel.auto))] if kernel.auto and kernel.auto.after is not None else ()),
             ("processes", str(len(kernel.pids))),
             ("memory", size(kernel.memory)),
             *(asleep if gpu.freed else ()),

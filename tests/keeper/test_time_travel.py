@@ -205,7 +205,8 @@ def test_every_state_of_a_walk_back_and_forth_is_the_right_one(
         try:
             notebook.run("%gpuckpt auto on --keep 1000")
             run_saved(notebook, _BEGIN)
-            walk, seen = Walk(notebook, disk / "store"), {}
+            walk = Walk(notebook, disk / "store")
+            seen: dict[int, str] = {}
             for step in ["", "cell", *steps]:
                 if step:
                     walk.run(step)
@@ -218,17 +219,25 @@ def test_every_state_of_a_walk_back_and_forth_is_the_right_one(
 
 def test_what_is_saved_by_itself_goes_by_a_rule_and_what_was_named_stays(notebook: Notebook) -> None:
     assert "not saved by itself" in notebook.run("%gpuckpt auto").text
+    none = notebook.fails("%gpuckpt undo").text
+    assert "There is no snapshot before what the kernel is now." in none
+    assert "`%gpuckpt auto on` saves it after each cell from now on." in none
     notebook.run("%gpuckpt save mine")
     assert "the newest 2 are kept" in notebook.run("%gpuckpt auto on --keep 2").text
     run_saved(notebook, "x = 1")
     (first,) = names(notebook)
     no_rule = notebook.fails(f"%gpuckpt keep {first} as auto-mine").text
     assert "Names that begin with auto- are those of snapshots that go by themselves." in no_rule
+    assert "Type it like this: `%gpuckpt keep auto-12 as before_merge`." in no_rule
     renamed = notebook.run(f"%gpuckpt keep {first.replace('-', '/', 1)} as before_it").text
     assert renamed.endswith(" is now before_it.")
     for x in range(2, 5):
         run_saved(notebook, f"x = {x}")
     wait_until(lambda: len(names(notebook)) == 2)
+    assert "after each cell; the newest 2 are kept" in notebook.run("%gpuckpt status").text
+    none = notebook.fails("%gpuckpt undo 9").text
+    assert "There is only 1 snapshot before what the kernel is now." in none
+    assert "auto on" not in none
     assert [one.message for one in snapshots(notebook) if one.automatic] == ["x = 4", "x = 3"]
     assert "before_it" in (listed := notebook.run("%gpuckpt list").text)
     assert "mine" in listed
@@ -411,7 +420,9 @@ def test_what_cannot_be_kept_in_a_moment_does_not_stand_in_the_way_of_a_restore(
     notebook.run("%gpuckpt save base")
     notebook.run("x = 2")
     criu.first("dump", "sleep 600")
-    assert "Discarded, and in no snapshot: 1 cell" in notebook.run("%gpuckpt restore base").text
+    slow = notebook.run("%gpuckpt restore base").text
+    assert "Discarded, and in no snapshot: 1 cell" in slow
+    assert "That could not be saved first: it took longer than 2 s." in slow
     assert notebook.look("x") == "1"
     criu.first("dump", "echo 'nothing is dumped today' >&2; exit 1")
     notebook.run("x = 2")

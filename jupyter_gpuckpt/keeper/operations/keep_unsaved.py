@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...client.record import Operation
-from ...errors import GpuckptError, KernelLost, Refused
+from ...errors import Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda
 from ...operations.requests import Restore, Save
 from ..steps import called_now
@@ -86,7 +86,10 @@ async def keep_unsaved(
             e.what = "Nothing was restored: the present state of the {kernel} could not be saved first."
             raise
         log.info("what the kernel has done since it was last saved is not kept: %s", e)
-        return Kept(why_not="" if isinstance(e, _TakesLong) else e.why)
+        if isinstance(e, _TakesLong):
+            return Kept()
+        was_slow = isinstance(e, Cancelled) and limit is not None
+        return Kept(why_not=f"it took longer than {limit:g} s." if was_slow else e.why)
     finally:
         ending.cancel()
 
