@@ -6,12 +6,13 @@ READY := .venv/ready
 
 LABEXTENSION := jupyter_gpuckpt/labextension/package.json
 
-.PHONY: help demo test lint bench bench-gpu bench-store setup clean labextension
+.PHONY: help demo test test-gpu lint bench bench-gpu bench-store setup clean labextension
 
 help:
 	@echo 'make demo          run the example notebook: build state, save it, break it, restore it'
 	@echo 'make test          check the code, and run every test that this machine can run'
 	@echo 'make test-quick    for daily work: tests of no browser, no server, nothing slow'
+	@echo 'make test-gpu      on a GPU machine: the tests marked gpu, file by file (GPU_TESTS="test_pools test_managed=120")'
 	@echo 'make lint          only check the code'
 	@echo 'make bench         measure saves and restores beside criu by hand'
 	@echo 'make bench-gpu     the same of GPU kernels, beside criu and the driver by hand'
@@ -40,7 +41,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # What comes before the tests takes one processor each: two at a time.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 lint setup labextension $(BIN)/chromium
-	@test -e /dev/nvidiactl || echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
+	@test -e /dev/nvidiactl && echo 'The tests marked gpu run by themselves: make test-gpu' || \
+		echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
 	@echo 'The tests run in seven parts at once, and their lines alternate (about twenty minutes on two processors) ...'
 	@$(MAKE) --no-print-directory --jobs=7 --keep-going $(PARTS)
@@ -51,6 +53,7 @@ KEEPER_A := $(wildcard tests/keeper/test_[a-e]*.py)
 KEEPER_F := $(wildcard tests/keeper/test_[f-r]*.py)
 USERS := tests/broker tests/cli
 KERNELS := tests/kernel tests/jobs
+WITH_GPU := $(if $(wildcard /dev/nvidiactl),tests/gpu)
 KERNEL_P := $(wildcard tests/kernel/test_[p-z]*.py)
 
 .PHONY: $(PARTS)
@@ -73,7 +76,11 @@ test-users:
 	@$(BIN)/python -m pytest $(USERS)
 
 test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/keeper tests/hub tests/kubernetes tests/pods tests/programs tests/shared_store tests/slurm tests/lab tests/server $(USERS) $(KERNELS))
+	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(WITH_GPU) tests/keeper tests/hub tests/kubernetes tests/pods tests/programs tests/shared_store tests/slurm tests/lab tests/server $(USERS) $(KERNELS))
+
+# Not beside anything else: several programs at a GPU at once make its driver 20 to 40 times slower.
+test-gpu: setup
+	@$(BIN)/python tests/gpu/file_by_file.py $(GPU_OPTIONS) $(GPU_TESTS)
 
 # For daily work: no browser, no servers, nothing slow; of real kernels what a person does with them, one after another.
 QUICK := tests/keeper/test_imports.py tests/keeper/test_one_at_a_time.py tests/keeper/test_save_and_restore.py \
