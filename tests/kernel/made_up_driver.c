@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -38,7 +39,11 @@ static uint64_t free_bytes(uint64_t device) {
   return left;
 }
 
+/* A process and its holder count at the same time, and each may be killed meanwhile. */
 static void use(int fd, int by, uint64_t device) {
+  const char *path = getenv("MADE_UP_GPU");
+  int turn = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  if (turn >= 0) flock(turn, LOCK_EX);
   struct stat status;
   fstat(fd, &status);
   uint64_t i = 0;
@@ -47,6 +52,7 @@ static void use(int fd, int by, uint64_t device) {
   gpu->used[i].inode = status.st_ino;
   gpu->used[i].size = status.st_size;
   gpu->used[i].users += by;
+  if (turn >= 0) close(turn);
 }
 
 /* What another process, by its pid, has here: for the driver's calls about processes, and for made_up_nvml.c. */
@@ -144,8 +150,25 @@ int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64
   *address = (uint64_t)mmap(0, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return 0;
 }
-int cuMemAddressFree(uint64_t address, size_t size) { return munmap((void *)address, size); }
+/* What is mapped, each by one call. */
+static struct { uint64_t address, size; } maps[16384];
+static int map_count;
+static int is_mapped(int i, uint64_t address, size_t size) {
+  return maps[i].address < address + size && address < maps[i].address + maps[i].size;
+}
+static int is_inside(int i, uint64_t address, size_t size) {
+  return maps[i].address >= address && maps[i].address + maps[i].size <= address + size;
+}
+int cuMemAddressFree(uint64_t address, size_t size) {
+  for (int i = 0; i < map_count; i++)
+    if (is_mapped(i, address, size)) return 1;
+  return munmap((void *)address, size);
+}
 int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
+  for (int i = 0; i < map_count; i++)
+    if (is_mapped(i, address, size)) return 1;
+  maps[map_count].address = address;
+  maps[map_count++].size = size;
   return mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle, 0) == MAP_FAILED;
 }
 /* Which GPUs, by their bits, may access addresses; what was said last holds. */
@@ -161,7 +184,17 @@ static void give_access(uint64_t address, size_t size, uint64_t gpus) {
   accesses[access_count].size = size;
   accesses[access_count++].gpus = gpus;
 }
+/* What was mapped by one call is unmapped by one. */
 int cuMemUnmap(uint64_t address, size_t size) {
+  int found = 0;
+  for (int i = 0; i < map_count; i++)
+    if (is_mapped(i, address, size)) {
+      if (!is_inside(i, address, size)) return 1;
+      found = 1;
+    }
+  if (!found) return 1;
+  for (int i = map_count; i--;)
+    if (is_inside(i, address, size)) maps[i] = maps[--map_count];
   give_access(address, size, 0);
   return mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) ==
          MAP_FAILED;
@@ -213,6 +246,7 @@ int cuMemFree_v2(uint64_t address) {
   for (int i = 0; i < 4096; i++)
     if (plain[i].address == address) {
       plain[i].address = 0;
+      cuMemUnmap(address, plain[i].size);
       cuMemRelease(plain[i].handle);
       return cuMemAddressFree(address, plain[i].size);
     }
@@ -241,12 +275,23 @@ int made_up_managed(void) {
   return count;
 }
 int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height, unsigned element) { return 7; }
-int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) { return 8; }
+int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
+  for (int i = 0; i < 4096; i++)
+    if (plain[i].address == address) return 8;
+  for (int i = 0; i < map_count; i++)
+    if (is_mapped(i, address, 1)) {
+      if (base) *base = maps[i].address;
+      if (size) *size = maps[i].size;
+      return 0;
+    }
+  return 8;
+}
 int cuIpcGetMemHandle(void *handle, uint64_t address) { return 9; }
 typedef struct { char bytes[64]; } ipc_handle;
 int cuIpcOpenMemHandle(uint64_t *address, ipc_handle handle, unsigned flags) { return 11; }
 int cuIpcOpenMemHandle_v2(uint64_t *address, ipc_handle handle, unsigned flags) { return 12; }
 int cuIpcCloseMemHandle(uint64_t address) { return 13; }
+int cuMulticastBindAddr(uint64_t a, size_t b, uint64_t c, size_t d, uint64_t e) { return a != 1; }
 int cuMulticastBindMem(uint64_t a, size_t b, uint64_t c, size_t d, size_t e, uint64_t f) { return 10; }
 
 int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) { return 0; }

@@ -14,7 +14,7 @@ from jupyter_gpuckpt.freeze.parking_channel import run_on
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="written for x86-64"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
 ]
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ from test_parked_memory import HeldProcess
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="written for x86-64"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
 ]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

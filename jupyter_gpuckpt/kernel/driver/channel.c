@@ -99,10 +99,12 @@ void be_there(const char *of, void (*converse_)(channel *), int (*idle_)(void), 
   name = of, converse = converse_, idle = idle_, answer = answer_;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  if (!pthread_attr_init(&attributes)) {
+  int failed = pthread_attr_init(&attributes);
+  if (!failed) {
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_create(&thread, &attributes, wait_for_the_keeper, NULL);
+    failed = pthread_create(&thread, &attributes, wait_for_the_keeper, NULL);
     pthread_attr_destroy(&attributes);
   }
+  if (failed) __atomic_store_n(&there, 0, __ATOMIC_SEQ_CST); /* another time */
   pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

@@ -85,7 +85,19 @@ static void lead(int past_the_gate) {
     __atomic_store_n(&table[i], past_the_gate ? open_way[i] : (void *)long_way, __ATOMIC_RELEASE);
 }
 
-__attribute__((constructor)) static void begin(void) { lead(0); }
+/* A forked child has none of its parent's threads. One of them may have had a lock, as that has which parks, for hours:
+ * nobody would give it back here. */
+static void begin_in_child(void) {
+  pthread_mutex_init(&opening, NULL);
+  renew_memory_lock();
+  renew_pools_lock();
+  renew_imports_lock();
+}
+
+__attribute__((constructor)) static void begin(void) {
+  lead(0);
+  pthread_atfork(NULL, NULL, begin_in_child);
+}
 
 static fn function(const char *name) {
   for (size_t i = 0; i < COUNT; i++)
@@ -140,6 +152,7 @@ static int load(void) {
   int all = 1;
   for (size_t i = 0; i < sizeof used / sizeof *used; i++) all &= (*used[i].to = function(used[i].name)) != NULL;
   cu.CtxSynchronize2 = function("cuCtxSynchronize_v2"); /* since 580 */
+  cu.BindAddr = function("cuMulticastBindAddr");        /* with cuMulticastBindMem, and not needed */
   const struct { const char *name; void *own; } own[] = {
 #define O(name) {#name, (void *)own_##name},
       OWN_FUNCTIONS(O) O(cuGetProcAddress) O(cuGetProcAddress_v2)

@@ -32,6 +32,7 @@ int is_wanted(void);
 /* The driver's own functions, of those that this library calls. */
 extern struct driver {
   fn Create, Release, Map, Unmap, AddressReserve, AddressFree, SetAccess, Export, Granularity, Retain, Properties;
+  fn BindAddr;
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
   fn CtxCreate, CtxCreate3, CtxCreate4;
   fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, DisablePeerAccess, PrimaryState;
@@ -58,6 +59,7 @@ void found_by_the_keeper(void);
 
 /* -- sharing.c */
 
+void renew_imports_lock(void);
 /* How many blocks of others are open here. */
 size_t imported(void);
 /* Send a thread of another process descriptors of the block that it asks for. */
@@ -97,11 +99,13 @@ extern uint64_t largest_left; /* bytes of the largest allocation that was left t
 void lock_memory(void);
 int try_lock_memory(void);
 void unlock_memory(void);
+void renew_memory_lock(void);
 size_t parts_of(const memory *m);
 uint64_t part_size(const memory *m, size_t part);
 int is_parkable(const memory *m);
 /* Find the block that an address is in: where it begins, and its bytes. Tells whether there is one. */
 int find_block(uint64_t address, uint64_t *base, uint64_t *size);
+int mapped_range(uint64_t address, uint64_t *base, size_t *size);
 /* The physical memory of the block at an address; to be asked with the memory's lock. */
 const memory *memory_at(uint64_t address);
 int device_of(const memory *m);
@@ -115,6 +119,7 @@ int is_block(uint64_t address);
 
 /* -- pools.c */
 
+void renew_pools_lock(void);
 int is_pooled(uint64_t address);
 void free_pooled(uint64_t address);
 int pooled_range(uint64_t *address, uint64_t *base, size_t *size, void **of);
@@ -142,7 +147,7 @@ int wait_for_holder(void); /* until it has closed what it was shown; 0 where the
   O(cuMemAlloc_v2) O(cuMemAllocPitch_v2) O(cuMemFree_v2) O(cuMemGetAddressRange_v2) O(cuIpcGetMemHandle) \
   O(cuIpcOpenMemHandle) O(cuIpcOpenMemHandle_v2) O(cuIpcCloseMemHandle) \
   O(cuMemCreate) O(cuMemRelease) O(cuMemMap) O(cuMemUnmap) O(cuMemSetAccess) O(cuMemExportToShareableHandle) \
-  O(cuMemRetainAllocationHandle) O(cuMemGetAllocationPropertiesFromHandle) O(cuMulticastBindMem) \
+  O(cuMemRetainAllocationHandle) O(cuMemGetAllocationPropertiesFromHandle) O(cuMulticastBindMem) O(cuMulticastBindAddr) \
   O(cuCtxEnablePeerAccess) O(cuDevicePrimaryCtxRetain) O(cuCtxCreate_v2) O(cuCtxCreate_v3) O(cuCtxCreate_v4) \
   O(cuMemAllocAsync) O(cuMemAllocAsync_ptsz) O(cuMemAllocFromPoolAsync) O(cuMemAllocFromPoolAsync_ptsz) \
   O(cuMemFreeAsync) O(cuMemFreeAsync_ptsz) O(cuMemPoolCreate) O(cuMemPoolDestroy) O(cuMemPoolTrimTo) \

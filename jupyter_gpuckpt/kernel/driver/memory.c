@@ -27,9 +27,30 @@ static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
 int are_apart;
 uint64_t largest_left;
 
-void lock_memory(void) { pthread_mutex_lock(&busy); }
-int try_lock_memory(void) { return !pthread_mutex_trylock(&busy); }
-void unlock_memory(void) { pthread_mutex_unlock(&busy); }
+static int was_cancellable; /* the thread that has the lock: it is not cancelled meanwhile */
+
+void lock_memory(void) {
+  int before;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+  pthread_mutex_lock(&busy);
+  was_cancellable = before;
+}
+
+int try_lock_memory(void) {
+  int before;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+  if (!pthread_mutex_trylock(&busy)) return was_cancellable = before, 1;
+  pthread_setcancelstate(before, NULL);
+  return 0;
+}
+
+void unlock_memory(void) {
+  int before = was_cancellable;
+  pthread_mutex_unlock(&busy);
+  pthread_setcancelstate(before, NULL);
+}
+
+void renew_memory_lock(void) { pthread_mutex_init(&busy, NULL); }
 
 /* -- what there is */
 
@@ -145,7 +166,7 @@ void take_parts(memory *m) {
 }
 
 static void forget(memory *m) {
-  memory_changed();
+  if (is_parkable(m)) memory_changed(); /* of what is not, the holder has nothing open */
   for (size_t i = 0; i < memory_count; i++)
     if (memories[i] == m) memories[i] = memories[--memory_count];
   free(m->handles);
@@ -382,13 +403,19 @@ int own_cuMemFree_v2(uint64_t address) {
 
 int own_cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
   if (pooled_range(&address, base, size, NULL) || managed_range(address, base, size)) return 0;
+  return mapped_range(address, base, size) ? 0 : cu.AddressRange(base, size, address);
+}
+
+/* Say which mapping an address is in, where the driver would say it of a part; tells whether it is in one of these. By
+ * that answer a program unmaps and frees what it has made itself (XLA). */
+int mapped_range(uint64_t address, uint64_t *base, size_t *size) {
   lock_memory();
-  mapping *at = mapping_at(address);
-  int ours = at && at->is_block;
+  const mapping *at = mapping_at(address);
+  int ours = at && (at->is_block || parts_of(at->of) > 1);
   if (ours && base) *base = at->address;
   if (ours && size) *size = at->size;
   unlock_memory();
-  return ours ? 0 : cu.AddressRange(base, size, address);
+  return ours;
 }
 
 int find_block(uint64_t address, uint64_t *base, uint64_t *size) {
@@ -407,6 +434,8 @@ const memory *memory_at(uint64_t address) {
 
 /* -- the virtual memory API, as programs use it */
 
+/* Where there are several GPUs, memory that can be exported is the driver's: NCCL makes what its GPUs in one process talk
+ * through that way, and the driver brings it back, as it does where nothing is parked. */
 static int create(uint64_t *handle, size_t size, const allocation_prop *prop, uint64_t flags) {
   int plain = handle && prop && !flags && prop->type == PINNED && prop->place.type == ON_DEVICE && size >= SMALLEST &&
               (prop->handle_types & ~POSIX_FD) == 0 && !prop->flags.compression && !prop->flags.usage;
@@ -414,7 +443,7 @@ static int create(uint64_t *handle, size_t size, const allocation_prop *prop, ui
   if (plain) {
     lock_memory();
     int device = prop->place.id;
-    if (at_work(device) && size % gpus[device].granularity == 0) {
+    if (at_work(device) && size % gpus[device].granularity == 0 && !(gpu_count > 1 && prop->handle_types)) {
       allocation_prop made = *prop;
       made.handle_types = POSIX_FD;
       /* In one piece where the program may export it. */
@@ -477,9 +506,19 @@ int own_cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, 
   return m ? result : cu.Map(address, size, offset, handle, flags);
 }
 
+/* Tell whether only a part of a mapping is among these addresses, or a block, which is freed and not unmapped. */
+static int cuts_a_mapping(uint64_t address, uint64_t size) {
+  for (size_t i = 0; i < mapping_count; i++) {
+    const mapping *at = &mappings[i];
+    if (at->address >= address + size || at->address + at->size <= address) continue;
+    if (at->is_block || at->address < address || at->address + at->size > address + size) return 1;
+  }
+  return 0;
+}
+
 int own_cuMemUnmap(uint64_t address, size_t size) {
   lock_memory();
-  int result = cu.Unmap(address, size);
+  int result = cuts_a_mapping(address, size) ? INVALID_VALUE : cu.Unmap(address, size); /* as the driver has it */
   for (size_t i = mapping_count; !result && i--;) {
     mapping *at = &mappings[i];
     if (at->is_block || at->address < address || at->address + at->size > address + size) continue;
@@ -546,6 +585,16 @@ int own_cuMulticastBindMem(uint64_t multicast, size_t to, uint64_t handle, size_
   if (m && !result && !(result = cu.BindMem(multicast, to, m->handles[0], offset, size, flags))) stays(m);
   unlock_memory();
   return m ? result : cu.BindMem(multicast, to, handle, offset, size, flags);
+}
+
+/* What a multicast object has is written to past its addresses. */
+int own_cuMulticastBindAddr(uint64_t multicast, size_t to, uint64_t address, size_t size, uint64_t flags) {
+  lock_memory();
+  int result = cu.BindAddr(multicast, to, address, size, flags);
+  for (size_t i = 0; !result && i < mapping_count; i++)
+    if (mappings[i].address < address + size && address < mappings[i].address + mappings[i].size) stays(mappings[i].of);
+  unlock_memory();
+  return result;
 }
 
 /* -- several GPUs */

@@ -32,6 +32,8 @@ static pool *pools;
 static stream *streams;
 static _Atomic int excess; /* a pool may have more than it should keep: looked at when a program waits for the GPU */
 
+void renew_pools_lock(void) { pthread_mutex_init(&busy, NULL); }
+
 static int may_be_ours(uint64_t address) { return address >= lowest_address && address < highest_address; }
 
 /* -- streams */
@@ -382,29 +384,40 @@ int pooled_range(uint64_t *address, uint64_t *base, size_t *size, void **of) {
   return is_used;
 }
 
-/* Change what the driver says of a block: it sees the memory that the block is in. */
-static void correct(void *data, int attribute, uint64_t base, size_t size, void *of) {
-  if (attribute == RANGE_START) *(uint64_t *)data = base;
-  if (attribute == RANGE_SIZE) *(size_t *)data = size;
-  if (attribute == POOL_OF_POINTER) *(void **)data = of;
-  if (attribute == ALLOWED_HANDLES) *(uint64_t *)data = 0;
+static int is_range(int attribute) { return attribute == RANGE_START || attribute == RANGE_SIZE; }
+
+/* What is to be said of a pointer, where the driver sees other memory than the program. */
+typedef struct { int is_pooled, is_mapped; uint64_t base; size_t size; void *of; } said;
+
+/* An address becomes one that the driver is to be asked about. */
+static said what_is_said(uint64_t *address, unsigned count, const int *attributes) {
+  said s = {0};
+  int ranges = 0;
+  for (unsigned i = 0; i < count; i++) ranges |= is_range(attributes[i]);
+  s.is_pooled = pooled_range(address, &s.base, &s.size, &s.of);
+  s.is_mapped = !s.is_pooled && ranges && mapped_range(*address, &s.base, &s.size);
+  return s;
+}
+
+/* Change what the driver says of a block: it sees the memory that the block is in, or a part of it. */
+static void correct(void *data, int attribute, const said *s) {
+  if ((s->is_pooled || s->is_mapped) && attribute == RANGE_START) *(uint64_t *)data = s->base;
+  if ((s->is_pooled || s->is_mapped) && attribute == RANGE_SIZE) *(size_t *)data = s->size;
+  if (s->is_pooled && attribute == POOL_OF_POINTER) *(void **)data = s->of;
+  if (s->is_pooled && attribute == ALLOWED_HANDLES) *(uint64_t *)data = 0;
 }
 
 int own_cuPointerGetAttribute(void *data, int attribute, uint64_t address) {
-  uint64_t base;
-  size_t size;
-  void *of;
-  int ours = pooled_range(&address, &base, &size, &of), result = cu.PointerGetAttribute(data, attribute, address);
-  if (ours && !result) correct(data, attribute, base, size, of);
+  said s = what_is_said(&address, 1, &attribute);
+  int result = cu.PointerGetAttribute(data, attribute, address);
+  if (!result) correct(data, attribute, &s);
   return result;
 }
 
 int own_cuPointerGetAttributes(unsigned count, int *attributes, void **data, uint64_t address) {
-  uint64_t base;
-  size_t size;
-  void *of;
-  int ours = pooled_range(&address, &base, &size, &of), result = cu.PointerGetAttributes(count, attributes, data, address);
-  for (unsigned i = 0; ours && !result && i < count; i++) correct(data[i], attributes[i], base, size, of);
+  said s = what_is_said(&address, attributes ? count : 0, attributes);
+  int result = cu.PointerGetAttributes(count, attributes, data, address);
+  for (unsigned i = 0; !result && i < count; i++) correct(data[i], attributes[i], &s);
   return result;
 }
 

@@ -47,6 +47,8 @@ static import *imports;
 static size_t import_count;
 static pthread_mutex_t importing = PTHREAD_MUTEX_INITIALIZER;
 
+void renew_imports_lock(void) { pthread_mutex_init(&importing, NULL); }
+
 size_t imported(void) { return __atomic_load_n(&import_count, __ATOMIC_SEQ_CST); }
 
 int own_cuIpcGetMemHandle(ticket *handle, uint64_t address) {

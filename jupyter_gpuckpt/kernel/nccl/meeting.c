@@ -328,6 +328,7 @@ static void begin_in_child(void) {
   now = OPEN;
   in_flight = open_groups = changes = working = 0;
   comms = NULL;
+  pthread_cond_init(&changed, NULL); /* its parent's threads wait for nothing here */
   pthread_mutex_unlock(&lock);
 }
 
