@@ -253,7 +253,16 @@ assert child_says() == "right"
 """
 
 
-def test_what_a_cell_starts_parks_too(start: StartKernel, worker: str) -> None:
+MUCH = """
+import ctypes
+cu, context, much = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+cu.cuInit(0), cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), cu.cuCtxSetCurrent(context)
+assert cu.cuMemAlloc_v2(ctypes.byref(much), ctypes.c_size_t(22 << 30)) == 0
+"""
+
+
+def test_what_a_cell_starts_parks_too(start: StartKernel, worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCKPT_KEEP_UNSAVED", "20s")
     notebook = start()
     notebook.run(CHILD.format(worker=worker))
     notebook.run("%gpuckpt save here")
@@ -262,6 +271,12 @@ def test_what_a_cell_starts_parks_too(start: StartKernel, worker: str) -> None:
         assert notebook.value("{child_says() for _ in range(20)}") == "{'right'}"
         notebook.run("%gpuckpt restore here")
     assert notebook.value("{child_says() for _ in range(20)}") == "{'right'}"
+    # Whether a restore keeps what is in no snapshot is told by how much there is, not by a look at it on the GPU.
+    notebook.run(MUCH)
+    notebook.run("%gpuckpt restore here")
+    log = (notebook.folder / "keeper.log").read_text()
+    assert "It has too much memory for that to take a moment" in log
+    assert "restore of 'here', in seconds: plan " in log
 
 
 IN_A_CELL = """

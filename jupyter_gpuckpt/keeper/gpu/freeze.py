@@ -27,6 +27,7 @@ from ...freeze.vram import VramFiles
 from ...linux import processes
 from ...store import CHUNK, HASH_OF_ZEROS, Postponed, Progress
 from ..namespace import Namespace
+from ..stopwatch import Stopwatch
 from . import gate
 
 __all__ = [
@@ -359,6 +360,7 @@ class GpuReturn:
         self._reading: Future[None] | None = None
         self._nearly_read = asyncio.Event()
         self._stopped = False
+        self._watch = Stopwatch()
 
     @classmethod
     async def after(
@@ -507,9 +509,12 @@ class GpuReturn:
         files_ready = asyncio.run_coroutine_threadsafe(_done(populating), asyncio.get_running_loop())
 
         def bring_back() -> None:
+            self._watch.begin("files")
             files_ready.result()
+            self._watch.begin("driver")
             self._leave_room(needs)
             cuda.thaw(self._worker, pids, self._gpu_map, self._still_needed(needs))
+            self._watch.begin("read")
             if self._reading is not None:
                 self._reading.result()
                 for parking in self._parkings:
@@ -563,6 +568,7 @@ class GpuReturn:
         gate.open_(self._space.run_dir)
 
     async def _around(self, bring_back: Callable[[], object], *, stay: bool = False) -> None:
+        self._watch.begin("helpers")
         if self._preloading is not None:
             await self._preloading
         parkings = self._by_pid()
@@ -570,10 +576,13 @@ class GpuReturn:
             await _together(Parking.get_ready, parkings.values())
 
         def both() -> None:
+            self._watch.begin("hold")
             with parking_.giving_back(parkings, stay=stay):
                 bring_back()
+                self._watch.begin("fill")
 
         await asyncio.to_thread(both)
+        log.info("GPU state came back, in seconds: %s", self._watch)
 
     async def close(self) -> None:
         """End the programs that helped."""

@@ -69,9 +69,12 @@ async def keep_unsaved(
         return Kept()
     name, note = await asyncio.to_thread(partial(called_now, keeper, asked_in_a_cell=in_a_cell))
     saving = Operation("save", name)
+    zeros = await asyncio.to_thread(_zeros_when_saved, keeper) if limit is not None else 0
 
     def refuse(private: int, described: Mapping[str, Any]) -> None:
-        if limit is not None and private + cuda.in_use(described) > limit * _PACE:
+        # Not to be seen on the GPU first: what looks there takes seconds to start, and the restore waits for it.
+        size = max(cuda.in_use(described), sum(cuda.needs(described).values()) - zeros)
+        if limit is not None and private + size > limit * _PACE:
             raise _TakesLong("It was not saved.", "It has too much memory for that to take a moment.", "")
 
     ending = asyncio.create_task(_end(saving, operation, limit))
@@ -92,6 +95,15 @@ async def keep_unsaved(
         return Kept(why_not=f"it took longer than {limit:g} s." if was_slow else e.why)
     finally:
         ending.cancel()
+
+
+def _zeros_when_saved(keeper: Keeper) -> int:
+    """Return how many bytes of GPU memory were zeros in the snapshot that the kernel is based on."""
+    with contextlib.suppress(GpuckptError):
+        for manifest in keeper.store.list():
+            if manifest.id == keeper.state.parent_id:
+                return int(manifest.cuda.get("zeros", 0))
+    return 0
 
 
 async def _end(saving: Operation, restoring: Operation, after: float | None) -> None:

@@ -76,8 +76,10 @@ class PreparedRestore:
         """
         await progress.enter("verifying")
         async with contextlib.AsyncExitStack() as undoing:
+            progress.watch.begin("sleeper")
             new = await FreshSleeper.prepare(keeper, request.images, request.lacking)
             undoing.push_async_callback(new.discard)
+            progress.watch.begin("GPU helpers")
             parked = parked_in(manifest.cuda)
             read_again = functools.partial(_read_parked, store, manifest, new)
             vram, in_use = vram_files(new.space), request.parked_in_use
@@ -88,6 +90,7 @@ class PreparedRestore:
             if late is not None:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
+            progress.watch.begin("read")
             runs = request.long_runs if beside and new.space.deputy is None else None
             snapshot = await _read(
                 store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, beside=beside
@@ -105,7 +108,9 @@ class PreparedRestore:
                     f"Another snapshot was saved as {manifest.name!r} at this moment.",
                     "Try again.",
                 )
+            progress.watch.begin("furnish")
             await progress.or_cancelled(new.furnish(snapshot))
+            progress.watch.begin("files")
             await new.refuse_without_criu(program)
             await asyncio.to_thread(preflight.check_files, snapshot, new.space.path("/"))
             may_keep = program.new_connections

@@ -12,6 +12,7 @@ from ...errors import Cancelled
 from ...operations.pace import Pace
 from ...operations.results import Progress
 from ...subject import said
+from ..stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from ...client.record import Operation
@@ -35,6 +36,7 @@ class OperationProgress:
         self._loop = asyncio.get_running_loop()
         self._pace = Pace()
         self._reported = 0.0
+        self.watch = Stopwatch()
         self._quiet = False
         """Whether the kernel that asked shows nothing of the stage."""
         self.latest = Progress(stage="starting")

@@ -110,6 +110,7 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     """Do all that can be done while the running kernel goes on as if nothing were; it may be saved."""
     progress = OperationProgress(operation, on_progress)
     await progress.enter("checking")
+    progress.watch.begin("plan")
     store = operation.store or keeper.store
     key = await _key_once_saved(keeper, store, request, progress)
     name = operation.name = name_of(key)
@@ -118,6 +119,7 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     program = await asyncio.to_thread(usable_criu)
     before = keeper.space  # None where a job comes up that does not run
     leaving = keeper.tree()
+    progress.watch.begin("machine")
     check = functools.partial(preflight.check_machine, manifest, files, keeper.launch, keeper.worker, program, leaving)
     check = functools.partial(check, keeper.marks, request.gpus)
     if request.resume:
@@ -126,7 +128,9 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     lazily = fits is not None
     if fits is None:
         fits = await sharing.fitting(keeper, progress, check)
+    progress.watch.begin("keep")
     kept = Kept() if request.discard else await keep_unsaved(keeper, operation, request, progress, on_progress)
+    progress.watch.begin("room")
     beside = bool(leaving) and not request.in_place and not keeper.launch.job
     beside = beside and await _has_room(keeper, manifest, fits, lazily)
     predecessor = Predecessor(keeper, progress, name, request.cell)
@@ -185,6 +189,7 @@ class _Prepared:
             async with self.way_back:
                 given_up, tidying = await self._take_over()
             result = await self._answer(given_up, tidying)
+            log.info("restore of %r, in seconds: %s", self._name, self.progress.watch)
         except Exception as e:
             log.exception("the restore of %r failed", self._name)
             cause = e if isinstance(e, GpuckptError | OSError) else unforeseen("restore", e, keeper.folder.path)
@@ -217,6 +222,8 @@ class _Prepared:
         keeper, predecessor = self.keeper, self.predecessor
         snapshot, new, gpu, late = self.verified.snapshot, self.verified.new, self.verified.gpu, self.verified.late
         memory = self.verified.memory
+        watch = self.progress.watch
+        watch.begin("ports")
         of_job = await asyncio.to_thread(self._places_of_job) if keeper.launch.job else None
         given_up = unsaved(keeper, asked_in_a_cell=self.request.cell is not None)
         shared = await predecessor.ports_with(snapshot)
@@ -243,7 +250,7 @@ class _Prepared:
             undone = await asyncio.to_thread(undone_after, keeper, manifest)
         if self.request.resume:
             parent = await asyncio.to_thread(_origin, keeper.store, manifest)
-        coming = Coming(keeper, snapshot, new, self.program, gpu_state, self.verified.warnings, memory)
+        coming = Coming(keeper, snapshot, new, self.program, gpu_state, self.verified.warnings, memory, watch)
         tidying = await take_over(coming, way, places)
         # At once: the keeper may be killed before the cell has its answer, or right after.
         keeper.state.parent, keeper.state.undone = parent, undone
@@ -275,6 +282,7 @@ class _Prepared:
         """Have the restored kernel answer; return what there is to say."""
         keeper, operation, progress = self.keeper, self.operation, self.progress
         snapshot, warnings = self.verified.snapshot, self.verified.warnings
+        progress.watch.begin("answer")
         # criu is done with its files, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
         result = Restored(

@@ -35,6 +35,7 @@ from ..gpu.sleep import GpuSleep
 from ..namespace import Namespace
 from ..ports import Places
 from ..staging import vram_files
+from ..stopwatch import Stopwatch
 from . import criu_run
 from .fresh_sleeper import FreshSleeper
 from .parts import CRIU_IMAGES, KERNEL_LOG
@@ -64,6 +65,7 @@ class Coming:
     """What the user should know of how it came up: `take_over` adds to it."""
     memory: StraightMemory | None = None
     """What of the host memory criu's images lack, where nothing runs before it is there."""
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def space(self) -> Namespace:
@@ -125,13 +127,16 @@ async def take_over(coming: Coming, way: InPlace | SideBySide, places: Places) -
     introduce = functools.partial(_introduce, coming, places, way.told | gpu.told)
     output = (space.run_dir / KERNEL_LOG).stat().st_size
     async with contextlib.AsyncExitStack() as undoing:
+        coming.watch.begin("images")
         connections = NewConnections()
         undoing.push_async_callback(asyncio.to_thread, connections.close)
         await asyncio.to_thread(_connect, coming, places, connections)
         _make_ready(coming, places, connections.ends)
         await way.begin(introduce)
         try:
+            coming.watch.begin("GPU helpers")
             await gpu.get_ready()
+            coming.watch.begin("criu")
             # criu and its helpers must not take a pid that the snapshot needs, nor must later processes.
             await space.set_last_pid(images.highest_id(coming.images) + 1)
             if coming.has_gpu_state:
@@ -139,6 +144,7 @@ async def take_over(coming: Coming, way: InPlace | SideBySide, places: Places) -
             await way.bring_up(coming, introduce)
         finally:
             tidying = asyncio.create_task(gpu.of.close())
+    coming.watch.begin("settle")
     communicators = Communicators(space.run_dir, coming.manifest.cuda.get("communicators", []))
     await asyncio.to_thread(communicators.make_again)
     await gpu.settle()
@@ -181,6 +187,7 @@ class InPlace:
     async def bring_up(self, coming: Coming, _: Introduce) -> None:
         restoring = coming.run_criu("running")
         await (restoring if self._progress is None else self._progress.or_cancelled(restoring))
+        coming.watch.begin("GPU")
         await coming.gpu.bring_back(coming.on_gpu())
 
 
@@ -215,11 +222,14 @@ class SideBySide:
         if gpu.comes_later or not coming.has_gpu_state:
             self._turning = asyncio.create_task(self._predecessor.turn())
         await self._progress.or_cancelled(coming.run_criu("stopped"))
+        coming.watch.begin("memory")
         await self._progress.or_cancelled(coming.have_memory())
         on_gpu = coming.on_gpu()
+        coming.watch.begin("GPU")
         if gpu.can_stay(on_gpu):
             self._turning = asyncio.create_task(self._turn_soon(gpu.of))
             await gpu.bring_back(on_gpu, stay=True)
+            coming.watch.begin("takeover")
             await self._take_its_place(introduce)
             await gpu.of.go()
             coming.go_on()
