@@ -12,13 +12,16 @@ import pytest
 from job_programs import Job, free_port
 from notebooks import StartKernel, wait_until
 
+from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
 from jupyter_gpuckpt.installed import NCCL_LIBRARY
+from jupyter_gpuckpt.snapshots.saved import processes_of
+from jupyter_gpuckpt.store import Store
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 _PROGRAM = Path(__file__).with_name("nccl_training.py")
-_WARM = 200.0
+_WARM = 90.0
 """For how long two ranks may take to import torch and to find each other, in seconds."""
 _AFTER = 200
 """Steps that are computed twice, and compared."""
@@ -61,13 +64,33 @@ def training(tmp_path: Path, worker: CudaWorker, monkeypatch: pytest.MonkeyPatch
         pytest.skip("needs two GPUs")
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("GPUCKPT_NCCL", "on")
+    monkeypatch.setenv("GPUCKPT_SEVERAL_GPUS", "on")  # a rank sees both, and is parked
     return Training(tmp_path)
 
 
-def _torchrun(kind: str, folder: Path) -> list[str]:
+def _torchrun(kind: str, folder: Path, *layers: str) -> list[str]:
     port = str(free_port("tcp"))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-    return [*command, str(_PROGRAM), kind, str(folder)]
+    return [*command, str(_PROGRAM), kind, str(folder), *layers]
+
+
+def test_ranks_of_8_gib_are_parked_and_paused_for_two_and_a_half_seconds(training: Training) -> None:
+    job = Job("ddp")
+    job.start(*_torchrun("ddp", training.folder, "100"))  # 17 MB each, five times
+    training.goes_on()
+    job.save("here")
+    manifest = Store(settings.store_dir()).get("here")
+    parked = manifest.cuda.get("parked") or []
+    assert len(parked) == 2, "a rank was not parked"
+    assert min(sum(size for _, size in one["places"]) for one in parked) > 7 << 30
+    training.goes_on()
+    job.kill()
+    job.restore("here")
+    training.goes_on(60)
+    assert training.computed_twice() >= 20
+    paused = processes_of(manifest).frozen_seconds
+    print(f"paused for {paused:.2f} s")
+    assert paused <= 2.5
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

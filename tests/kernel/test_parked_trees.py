@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -243,6 +244,42 @@ def test_a_job_is_refused_while_a_process_has_memory_of_another_open(tmp_path: P
         assert parked_files("here") == [SIZE], log(job)
     finally:
         job.kill()
+
+
+NCCL = Path(__file__).parents[1] / "nccl"
+
+
+def test_ranks_with_communicators_between_them_are_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These are taken down before, and made again when each rank has its memory."""
+    monkeypatch.setenv("GPUCKPT_NCCL", "on")
+    library = tmp_path / "libnccl.so.2"
+    words = ["cc", "-O2", "-fPIC", "-shared", "-Wl,-soname,libnccl.so.2", "-o", library, NCCL / "made_up_nccl.c"]
+    subprocess.run(words, check=True)
+
+    def steps() -> int:
+        written = [tmp_path / f"steps-{rank}" for rank in range(2)]
+        return min(len(each.read_text().splitlines()) if each.exists() else 0 for each in written)
+
+    def go_on() -> None:
+        before = steps()
+        wait_until(lambda: steps() >= before + 10, what="a rank takes no more steps")
+
+    job = Job("ranks")
+    job.start(sys.executable, str(NCCL / "ranks.py"), str(library), "2", str(tmp_path), "gpu")
+    go_on()
+    try:
+        for name in ("one", "two"):
+            job.save(name)
+            assert parked_files(name) == [SIZE] * 2, log(job)
+            go_on()
+        job.kill()
+        job.restore("two")
+        go_on()
+        assert job.lines() == []
+    finally:
+        job.kill()
+        for left in Path("/dev/shm").glob("made-up-nccl-*"):
+            left.unlink()
 
 
 CHILD = """

@@ -320,7 +320,7 @@ class _Freeze:
             undoing.push_async_callback(asyncio.to_thread, self._end_twins)
             gpu = self._gpu_side(staging)
             undoing.push_async_callback(gpu.close)
-            await gpu.prepare(self._may_park(), self._judge)
+            await gpu.prepare(judge=self._judge)
             await asyncio.to_thread(self._take_communicators_down)
             await self.progress.enter("freezing", quiet=True)
             began = self.communicators.began or time.monotonic()
@@ -375,11 +375,6 @@ class _Freeze:
     def _judge(self, zeros: int) -> None:
         """Refuse what has no room, where so many bytes of GPU memory are zeros."""
         self.check(self.found.private, self.found.with_zeros(zeros))
-
-    def _may_park(self) -> set[int] | None:
-        """Return the processes whose memory may be parked: that of ranks of NCCL's has not been tried; None for all."""
-        ranks = self.communicators.pids
-        return {pid for pid in self.found.on_gpu if processes.inner_pid(pid) not in ranks} if ranks else None
 
     def _take_communicators_down(self) -> None:
         self.communicators.take_down()
