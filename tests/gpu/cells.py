@@ -21,7 +21,7 @@ class Cells:
 
     def __init__(self, *wrapper: str, environment: Mapping[str, str] | None = None) -> None:
         root = Path(__file__).parents[2]
-        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(root), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             [*wrapper, sys.executable, str(Path(__file__).with_name("cell_process.py"))],
             stdin=subprocess.PIPE,

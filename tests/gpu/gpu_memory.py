@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
 
 GIB = 1 << 30
+_FILLED = 90.0  # for how long a program may import torch and take the GPU's memory, in seconds
 
 DIGEST = """
 import hashlib
@@ -84,6 +86,8 @@ def leaving_free(size: int) -> Iterator[None]:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as filler:
         try:
             assert filler.stdout is not None
+            heard, _, _ = select.select([filler.stdout], [], [], _FILLED)
+            assert heard, f"the program that takes the rest of the GPU's memory had not done so after {_FILLED:.0f} s"
             assert filler.stdout.readline() == b"full\n"
             yield
         finally:

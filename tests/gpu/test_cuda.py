@@ -14,21 +14,23 @@ from pathlib import Path
 import pytest
 from cells import Cells
 from notebooks import wait_until
+from on_gpu import SUM
 
 from jupyter_gpuckpt.errors import DriverError, KernelWaits, NoRoomYet, Refused, SaveFailed
 from jupyter_gpuckpt.freeze import cuda, cuda_preflight
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
 from jupyter_gpuckpt.linux.processes import stopped
 
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 Start = Callable[..., Cells]
 
-SMALL = "import torch; x = torch.arange(2**20, device='cuda')"
-LOOK = "answer = x.sum().item()"
-SUM = 2**19 * (2**20 - 1)
+SMALL = "from on_gpu import Numbers; x = Numbers()"
+LOOK = "answer = x.sum()"
 MANAGED = """
-import ctypes, torch
+import ctypes
 from cuda.bindings import driver
-x = torch.arange(2**20, device='cuda')
+from on_gpu import Numbers
+x = Numbers()
 error, managed = driver.cuMemAllocManaged(1 << 20, 1)
 assert not int(error)
 ctypes.memset(int(managed), 7, 1 << 20)
@@ -101,7 +103,7 @@ def test_managed_memory_is_refused_and_the_process_runs_on(worker: CudaWorker, c
         cuda.freeze(worker, [process.pid])
     assert caught.value.data["number"] == 801
     assert worker.state(process.pid) == "running"
-    look = "answer = ctypes.string_at(int(managed) + 99, 1)[0], x.sum().item()"
+    look = "answer = ctypes.string_at(int(managed) + 99, 1)[0], x.sum()"
     assert process.run(look) == [7, SUM]
 
 
@@ -117,7 +119,7 @@ def test_lock_times_out_while_a_long_gpu_kernel_runs(
     worker: CudaWorker, cells: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUCKPT_LOCK_TIMEOUT", "1")
-    process = cells(SMALL)
+    process = cells("import torch; x = torch.arange(2**20, device='cuda')")
     process.run("torch.cuda._sleep(int(1.9e9 * 6))")
     began = time.monotonic()
     with pytest.raises(SaveFailed, match="did not pause") as caught:
@@ -125,7 +127,7 @@ def test_lock_times_out_while_a_long_gpu_kernel_runs(
     assert time.monotonic() - began < 4
     assert caught.value.data["name"] == "CUDA_ERROR_NOT_READY"
     assert worker.state(process.pid) == "running"
-    assert process.run(LOOK) == SUM
+    assert process.run("answer = x.sum().item()") == SUM
 
 
 def test_hung_worker_is_killed_and_the_next_one_works(
@@ -225,14 +227,14 @@ def test_room_on_the_gpu_is_waited_for(worker: CudaWorker, cells: Start, monkeyp
 
 def test_only_processes_with_cuda_state_are_frozen(worker: CudaWorker, cells: Start) -> None:
     plain, library = cells(), cells("import ctypes; ctypes.CDLL('libcuda.so.1')")
-    torch, nvml = cells(SMALL), cells(NVML)
-    pids = [one.pid for one in (plain, library, torch, nvml)]
-    assert cuda.cuda_pids(pids) == [library.pid, torch.pid, nvml.pid]
-    assert cuda.freezable(worker, pids) == [torch.pid, nvml.pid]
-    cuda.preflight(worker, [torch.pid, nvml.pid])
-    cuda.freeze(worker, [torch.pid, nvml.pid])
+    small, nvml = cells(SMALL), cells(NVML)
+    pids = [one.pid for one in (plain, library, small, nvml)]
+    assert cuda.cuda_pids(pids) == [library.pid, small.pid, nvml.pid]
+    assert cuda.freezable(worker, pids) == [small.pid, nvml.pid]
+    cuda.preflight(worker, [small.pid, nvml.pid])
+    cuda.freeze(worker, [small.pid, nvml.pid])
     assert devices_of(nvml.pid) == []
-    cuda.thaw(worker, [torch.pid, nvml.pid])
+    cuda.thaw(worker, [small.pid, nvml.pid])
     count = "n = ctypes.c_uint(); answer = nvml.nvmlDeviceGetCount_v2(ctypes.byref(n)), n.value"
     assert nvml.run(count) == [0, len(worker.gpus())]
 
@@ -257,10 +259,11 @@ def test_too_little_host_memory_is_refused(worker: CudaWorker, cells: Start, mon
 
 FORKING = """
 from jupyter_gpuckpt.kernel import devices
-import os, sys, time, torch
+from on_gpu import Numbers
+import os, sys, time
 if drop:
     devices.drop_in_children()
-x = torch.arange(2**20, device='cuda')
+x = Numbers()
 child = os.fork()
 if not child:
     time.sleep(100)
@@ -294,16 +297,18 @@ def test_child_that_kept_its_devices_is_made_to_drop_them(worker: CudaWorker, ce
 
 def test_forked_child_exits_normally() -> None:
     script = """
-import os, sys, torch
+import os, sys
 from jupyter_gpuckpt.kernel import devices
+from on_gpu import Numbers
 devices.drop_in_children()
-x = torch.arange(2**20, device='cuda')
+x = Numbers()
 child = os.fork()
 if not child:
     sys.exit(5)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), x.sum().item())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), x.sum())
 """
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    here = Path(__file__)
+    path = os.pathsep.join([str(here.parents[2]), str(here.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": path},
@@ -343,7 +348,7 @@ def test_process_that_imported_gpu_memory_is_lost_and_takes_no_other_with_it(wor
     exporter, importer = cells(SMALL), cells(SMALL)
     handle = exporter.run("""
         import ctypes
-        cuda, handle = ctypes.CDLL('libcuda.so.1'), ctypes.create_string_buffer(64)
+        cuda, handle = x.cuda, ctypes.create_string_buffer(64)
         assert cuda.cuIpcGetMemHandle(handle, ctypes.c_ulonglong(x.data_ptr())) == 0
         answer = handle.raw.hex()
         """)
@@ -351,8 +356,8 @@ def test_process_that_imported_gpu_memory_is_lost_and_takes_no_other_with_it(wor
         import ctypes
         class Handle(ctypes.Structure):
             _fields_ = [('bytes', ctypes.c_char * 64)]
-        cuda, there = ctypes.CDLL('libcuda.so.1'), ctypes.c_ulonglong()
-        torch.cuda.synchronize()
+        cuda, there = x.cuda, ctypes.c_ulonglong()
+        assert cuda.cuCtxSynchronize() == 0
         handle = Handle.from_buffer_copy(bytes.fromhex({handle!r}))
         cuda.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, Handle, ctypes.c_uint]
         assert cuda.cuIpcOpenMemHandle_v2(ctypes.byref(there), handle, 1) == 0

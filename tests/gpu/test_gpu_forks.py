@@ -88,7 +88,7 @@ def test_random_streams_on_the_gpu_stay_equal_unless_they_are_reseeded(
             timeout=120,
         )
     else:
-        notebook.run("%env XLA_PYTHON_CLIENT_PREALLOCATE=false")
+        notebook.run("%env XLA_PYTHON_CLIENT_PREALLOCATE=false\n%env XLA_PYTHON_CLIENT_MEM_FRACTION=0.05")
         notebook.run(
             "import jax\nkey, keys = jax.random.key(0), jax.random.split(jax.random.key(1), 4).reshape(2, 2)\n"
             "def draw(): return [jax.random.uniform(key).item(), jax.random.uniform(keys[1, 0]).item()]\ndraw()",

@@ -16,7 +16,7 @@ from jupyter_gpuckpt.errors import DriverError
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
 from jupyter_gpuckpt.store import Store
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.shared_kernel]
 
 
 def gpu_processes() -> dict[int, int]:
@@ -39,6 +39,7 @@ def test_a_training_goes_on_from_the_snapshot_as_if_nothing_had_been(notebook: N
     assert notebook.value("train(20), everything()") == straight_on
 
 
+@pytest.mark.shared_kernel(False)
 def test_vram_passes_criu_by_and_its_memory_is_given_back(notebook: Notebook) -> None:
     notebook.run("import torch\n" + DIGEST + "x = torch.randint(0, 2**62, (2**27,), device='cuda'); d = digest(x)")
     notebook.run("torch.cuda.synchronize(); torch.cuda.empty_cache()")
@@ -59,6 +60,7 @@ def test_vram_passes_criu_by_and_its_memory_is_given_back(notebook: Notebook) ->
         notebook.run("%gpuckpt restore here", timeout=120)
 
 
+@pytest.mark.shared_kernel(False)
 def test_memory_that_is_written_while_it_is_copied_is_of_the_instant_of_the_save(notebook: Notebook) -> None:
     """Pinned and plain memory, written over and over by a thread and by the GPU: all is as it was at one moment."""
     notebook.run("""
@@ -111,6 +113,7 @@ on_gpu = pinned.cuda(non_blocking=True); address = on_gpu.data_ptr(); d = digest
     assert notebook.value("digest(again, pinned) == d") == "True"
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("workers", ["ended", "saved with it"])
 def test_a_compiled_function_runs_on_without_compiling_again(notebook: Notebook, workers: str) -> None:
     """torch keeps worker processes for its next compilation: forked from one that has seen the GPUs."""
@@ -135,10 +138,11 @@ torch._inductor.async_compile.AsyncCompile.wait_pool_ready()
     assert notebook.value("torch.allclose(z, torch.sin(x) + x.mean())") == "True"
 
 
+@pytest.mark.shared_kernel(False)
 def test_jax_arrays_and_compiled_functions_come_back(notebook: Notebook) -> None:
     notebook.run(
         """
-import os; os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import os; os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", XLA_PYTHON_CLIENT_MEM_FRACTION="0.05")
 import jax, jax.numpy as jnp, numpy as np
 key = jax.random.key(0); step = jax.jit(lambda a: a @ a.T / 100 + 1)
 a = step(jax.random.normal(key, (512, 512))); saved = np.asarray(a).tobytes()
@@ -165,6 +169,7 @@ def test_cupy_arrays_and_random_streams_come_back(notebook: Notebook) -> None:
     assert notebook.value("float(cupy.random.rand(10).sum())") == following
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_data_loader_workers_go_on_in_mid_epoch(notebook: Notebook, pin_memory: bool) -> None:
     notebook.run(
@@ -187,6 +192,7 @@ batches = iter(loader); seen = [next(batches)[0].cuda().sum().item() for _ in ra
     assert notebook.value("len([0 for b in loader])") == "40"
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_child_with_gpu_state_of_its_own_comes_back(notebook: Notebook, tmp_path: Path) -> None:
     Path(tmp_path, "child_with_gpu.py").write_text(
         "import torch\n"
@@ -216,6 +222,7 @@ add = lambda n: asked.put(n) or answers.get()
     notebook.run("asked.put(None); child.join()")
 
 
+@pytest.mark.shared_kernel(False)
 def test_managed_memory_is_refused_and_the_kernel_unharmed(notebook: Notebook) -> None:
     notebook.run(
         "import cupy; cupy.cuda.set_allocator(cupy.cuda.malloc_managed); a = cupy.arange(1000000); s = int(a.sum())",
@@ -228,6 +235,7 @@ def test_managed_memory_is_refused_and_the_kernel_unharmed(notebook: Notebook) -
     assert "No snapshots yet" in notebook.run("%gpuckpt list").text
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_kernel_that_torch_profiler_has_recorded_is_told_so_and_runs_on(notebook: Notebook) -> None:
     notebook.run(
         "import torch; from torch.profiler import ProfilerActivity, profile\n"
@@ -267,6 +275,7 @@ def test_two_copies_beside_each_other_and_nothing_left_on_the_gpu(start: StartKe
     wait_until(lambda: sum(used_by_gpu()) <= idle + 2**27, 30, "GPU memory is still held")
 
 
+@pytest.mark.shared_kernel(False)
 def test_the_list_of_kernels_tells_their_gpu_memory(notebook: Notebook) -> None:
     notebook.run("import torch; x = torch.ones(2**28, device='cuda'); torch.cuda.synchronize()", timeout=120)  # 1 GiB
     command = [sys.executable, "-c", "from jupyter_gpuckpt.cli import main; main()", "kernels", "--json"]
@@ -331,6 +340,7 @@ def test_a_snapshot_that_finds_no_room_on_the_gpu_is_refused_beforehand(start: S
     assert notebook.value("int(x.sum().item())") == str(2**30)
 
 
+@pytest.mark.shared_kernel(False)
 def test_shared_gpu_memory_is_refused_beforehand(notebook: Notebook, tmp_path: Path) -> None:
     Path(tmp_path, "child_of_mine.py").write_text(
         "def hold(queue, done):\n    t = queue.get()\n    done.put(float(t.sum()))\n    done.put(queue.get())\n"

@@ -18,7 +18,7 @@ from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.store import Store
 from jupyter_gpuckpt.store.index import read_part
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.shared_kernel]
 
 READING = "reading what it had on the GPU"
 
@@ -190,6 +190,7 @@ def test_damage_that_is_found_late_is_told_and_nothing_of_it_is_used(notebook: N
     assert says(notebook, "(check() == c, marker, 'must_not_run' in globals())") == "(True, 'saved', False)"
 
 
+@pytest.mark.shared_kernel(False)
 def test_damage_that_is_found_early_leaves_the_kernel_as_it_is(notebook: Notebook) -> None:
     saved(notebook)
     notebook.run("d = digest(a, b)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from notebooks import Notebook, StartKernel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -14,14 +14,16 @@ def notebook(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> Notebook:
     return start()
 
 
+# 64 MiB are two stretches of addresses. No more: the processor and the GPU take what they use from each other page by
+# page, which is slow in a virtual machine.
 PROGRAM = """
 import ctypes, hashlib
 import cupy, numpy as np
 from cuda.bindings import driver
 cupy.cuda.set_allocator(cupy.cuda.{pool})
 x = cupy.arange(1 << {bits}, dtype=cupy.int64)
-y = cupy.random.randint(0, 256, 100_000_007, dtype=cupy.uint8)
-small = [cupy.full(1000 + n, n, dtype=cupy.int32) for n in range(40)]
+y = cupy.random.randint(0, 256, 10_000_007, dtype=cupy.uint8)
+small = [cupy.full(1000 + n, n, dtype=cupy.int32) for n in range(12)]
 del small[::3]
 
 def arrays(): return [x, y, *small]
@@ -51,19 +53,19 @@ def step():
     "pool", ["MemoryPool(cupy.cuda.malloc_managed).malloc", "malloc_managed"], ids=["pool", "each"]
 )
 def test_it_is_managed_again_afterwards_and_has_every_byte(notebook: Notebook, pool: str) -> None:
-    notebook.run(PROGRAM.format(pool=pool, bits=27), timeout=120)
-    before = notebook.value("digest()")
-    notebook.run("%gpuckpt save here", timeout=120)
+    notebook.run(PROGRAM.format(pool=pool, bits=23), timeout=60)
+    before = notebook.run("print(digest())", timeout=60).text
+    notebook.run("%gpuckpt save here", timeout=60)
     assert notebook.value("digest(), is_managed()") == f"{before} True"
     after = notebook.value("step(), step()")
     for _ in range(2):
-        notebook.run("%gpuckpt restore here", timeout=120)
+        notebook.run("%gpuckpt restore here", timeout=60)
         assert notebook.value("digest(), is_managed()") == f"{before} True"
         assert notebook.value("step(), step()") == after
 
 
 def test_a_kernel_that_slept_has_it_again(notebook: Notebook) -> None:
-    notebook.run(PROGRAM.format(pool="malloc_managed", bits=20), timeout=120)
-    before = notebook.value("digest()")
-    notebook.run("%gpuckpt sleep", timeout=120)
+    notebook.run(PROGRAM.format(pool="malloc_managed", bits=20), timeout=60)
+    before = notebook.run("print(digest())", timeout=60).text
+    notebook.run("%gpuckpt sleep", timeout=60)
     assert notebook.value("digest(), is_managed()") == f"{before} True"

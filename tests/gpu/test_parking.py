@@ -11,7 +11,7 @@ from jupyter_gpuckpt.freeze.parking import PARKED
 from jupyter_gpuckpt.freeze.parking_channel import waits
 from jupyter_gpuckpt.store import Store
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.shared_kernel]
 
 
 def parked_bytes(name: str) -> int:
@@ -41,6 +41,7 @@ def test_it_comes_back_bit_for_bit_with_its_graphs_and_is_no_ones_afterwards(not
     wait_until(lambda: int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0)
 
 
+@pytest.mark.shared_kernel(False)
 def test_a_thread_that_uses_the_gpu_all_the_time_misses_nothing(notebook: Notebook) -> None:
     notebook.run(
         """
@@ -64,6 +65,7 @@ threading.Thread(target=work, daemon=True).start()
     assert notebook.value("(m := n, __import__('time').sleep(0.5), n > m)[2]") == "True"
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("size", [2**28, 2**10], ids=["parked", "not parked"])
 def test_a_thread_that_synchronizes_all_the_time_goes_on(notebook: Notebook, size: int) -> None:
     """`cuCtxSynchronize` of a checkpointed process ends it: the thread has to wait in front of it."""
@@ -124,6 +126,7 @@ def test_without_parking_the_driver_copies(start: StartKernel, monkeypatch: pyte
     assert notebook.value(SAME) == "True"
 
 
+@pytest.mark.shared_kernel(False)
 def test_allocating_and_freeing_loses_nothing(notebook: Notebook) -> None:
     notebook.run(
         """

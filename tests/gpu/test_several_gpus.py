@@ -15,7 +15,7 @@ from test_gpu_sleep import ask, is_asleep, says
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.store import Store
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240), pytest.mark.shared_kernel]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ while not os.path.exists(sys.argv[1]): time.sleep(0.01)
 print("then", check(), step(), step(), flush=True)
 """
 JAX = """
-import os; os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import os; os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", XLA_PYTHON_CLIENT_MEM_FRACTION="0.08")
 import jax, jax.numpy as jnp, numpy as np
 mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("gpu",))
 shards = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("gpu"))
@@ -76,6 +76,35 @@ first = float(f(a)); saved = np.asarray(a).tobytes()
 def check(): return np.asarray(a).tobytes() == saved
 def step(): return float(f(a)), float(jax.device_put(a[:100], jax.devices()[1]).sum())
 """
+# What both GPUs send each other, NCCL's way, and what they have after it.
+NCCL = """
+import torch
+{digest}
+torch.manual_seed(0)
+parts = [torch.randn(2**26, device=f'cuda:{{gpu}}') for gpu in (0, 1)]
+small = [torch.randn(1000, device=f'cuda:{{gpu}}') for gpu in (0, 1)]
+def reduced(tensors):
+    tensors = [each.clone() for each in tensors]
+    torch.cuda.nccl.all_reduce(tensors)
+    for gpu in (0, 1): torch.cuda.synchronize(gpu)
+    return digest(*tensors)
+def step(): return reduced(parts), reduced(small)
+first = step(); d = digest(*parts, *small)
+def check(): return digest(*parts, *small) == d
+"""
+ACCESS = """
+import ctypes
+from jupyter_gpuckpt.kernel import devices
+class Place(ctypes.Structure): _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+def access():
+    cuda, flags, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_ulonglong(), []
+    for address, size in sorted(devices.allocations().items()):
+        asked = [cuda.cuMemGetAccess(ctypes.byref(flags), ctypes.byref(Place(1, gpu)), ctypes.c_uint64(address))
+                 or flags.value for gpu in (0, 1)]
+        found.append((hex(address), size >> 10, *asked))
+    return found
+"""
+"""What is mapped for the GPUs, and what each may do with it."""
 CUPY = """
 import cupy
 with cupy.cuda.Device(0): a = cupy.random.RandomState(1).randint(0, 1 << 30, 2**27, dtype=cupy.int64)
@@ -111,17 +140,37 @@ def told(job: Job) -> list[str]:
     return [line for line in job.lines() if line.startswith(("first ", "then "))]
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_on_two_gpus_goes_on_also_with_the_gpus_swapped(notebook: Notebook, name: str) -> None:
-    notebook.run(PROGRAMS[name], timeout=240)
-    notebook.run("%gpuckpt save here", timeout=120)
+    notebook.run(PROGRAMS[name] + ACCESS, timeout=120)
+    before = notebook.value("access()")
+    notebook.run("%gpuckpt save here", timeout=60)
     assert min(parked("here")) >= GIB // 4
+    assert notebook.value("access()") == before
     assert notebook.value("check()") == "True"
     straight_on = notebook.value("step(), step()")
     for where in ("", " --gpu 1,0", " --gpu 0,1"):
-        notebook.run("%gpuckpt restore here" + where, timeout=120)
+        notebook.run("%gpuckpt restore here" + where, timeout=60)
+        if not where:
+            assert notebook.value("access()") == before
         assert notebook.value("check()") == "True"
         assert notebook.value("step(), step()") == straight_on
+
+
+@pytest.mark.shared_kernel(False)
+@pytest.mark.parametrize("setting", ["", "NCCL_P2P_DIRECT_DISABLE=1", "NCCL_CUMEM_ENABLE=0"])
+def test_nccl_in_one_process_works_on_whichever_way_it_takes(notebook: Notebook, setting: str) -> None:
+    """By the other GPU's own memory, by buffers of NCCL's, and by memory that only `cudaMalloc` makes."""
+    notebook.run((f"%env {setting}\n" if setting else "") + NCCL.format(digest=DIGEST) + ACCESS, timeout=120)
+    before, access = notebook.value("step()"), notebook.value("access()")
+    notebook.run("%gpuckpt save here", timeout=60)
+    assert min(parked("here")) >= GIB // 4
+    assert notebook.value("access()") == access
+    assert notebook.value("check(), step()") == f"True {before}"
+    notebook.run("[each.zero_() for each in parts]")
+    notebook.run("%gpuckpt restore here", timeout=60)
+    assert notebook.value("check(), step()") == f"True {before}"
 
 
 @pytest.mark.parametrize("size", [2**20, 2**24, 2**28], ids=["8M", "128M", "2G"])
@@ -153,7 +202,7 @@ def test_a_job_on_two_gpus_goes_on_also_with_the_gpus_swapped(tmp_path: Path, na
     gate = tmp_path / "gate"
     job = Job("two")
     job.start(sys.executable, program(tmp_path, "import os\n" + PROGRAMS[name] + JOB), str(gate))
-    wait_until(lambda: told(job), 240)
+    wait_until(lambda: told(job), 120, "the job has not taken its first steps")
     job.save("half")
     assert min(parked("half")) >= GIB // 4
     gate.touch()
@@ -166,6 +215,7 @@ def test_a_job_on_two_gpus_goes_on_also_with_the_gpus_swapped(tmp_path: Path, na
         assert told(job) == whole
 
 
+@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("gpu", [0, 1])
 def test_a_program_on_one_of_two_gpus_is_parked_and_moves(notebook: Notebook, gpu: int) -> None:
     notebook.run(_ONE.format(digest=DIGEST, gpu=gpu), timeout=120)
