@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,9 +11,13 @@ from .checks import Check, judge
 from .place_checks import hibernation_check, locks_check, run_folder_check, volume_check
 from .slurm_checks import slurm_checks
 
-__all__ = ["ENGINES", "first_process_check", "hub_checks"]
+__all__ = ["ENGINES", "container_checks", "first_process_check", "hub_checks", "kubernetes_checks"]
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
+_POD = "KUBERNETES_SERVICE_HOST"
+"""Set in all containers of a pod."""
+_MARKS = ("/run/.containerenv", "/.dockerenv")
+"""Files that podman and Docker put into their containers."""
 
 
 def hub_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
@@ -32,7 +37,7 @@ def hub_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
     if "SLURM_JOB_ID" in environment:
         return [*checks, *slurm_checks()]
     checks += [run_folder_check(), *locks_check()]
-    if "KUBERNETES_SERVICE_HOST" in environment:
+    if _POD in environment:
         return [*checks, _KUBESPAWNER, volume_check()]
     return [*checks, _LOCAL_SPAWNERS]
 
@@ -55,8 +60,25 @@ _LOCAL_SPAWNERS = judge(
 )
 
 
-def _container_checks() -> list[Check]:
-    return [volume_check(), *locks_check(), run_folder_check(), first_process_check(), hibernation_check(), _STOP_TIME]
+def container_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
+    """Return the checks of a container of podman's or Docker's."""
+    inside = "container" in environment or any(map(os.path.exists, _MARKS)) or _POD in environment
+    return [_place("container", inside, "podman exec"), *_in_container(), _STOP_TIME]
+
+
+def _in_container() -> list[Check]:
+    return [volume_check(), *locks_check(), run_folder_check(), first_process_check(), hibernation_check()]
+
+
+def _place(what: str, inside: bool, enter: str) -> Check:
+    return judge(
+        what,
+        inside,
+        f"this is in a {what}" if inside else f"not in a {what}, as far as can be seen",
+        f"The checks below are about where this process runs, not about a {what}.",
+        f"Run it in the {what} that Jupyter runs in, such as by `{enter}`.",
+        required=False,
+    )
 
 
 _STOP_TIME = judge(
@@ -69,15 +91,9 @@ _STOP_TIME = judge(
 )
 
 
-def _kubernetes_checks() -> list[Check]:
-    return [
-        volume_check(),
-        *locks_check(),
-        run_folder_check(),
-        first_process_check(),
-        hibernation_check(),
-        _GRACE_PERIOD,
-    ]
+def kubernetes_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
+    """Return the checks of a pod."""
+    return [_place("pod", _POD in environment, "kubectl exec"), *_in_container(), _GRACE_PERIOD]
 
 
 _GRACE_PERIOD = judge(
@@ -93,7 +109,10 @@ _GRACE_PERIOD = judge(
 
 def first_process_check(process: Path = Path("/proc/1")) -> Check:
     """Return whether a container's stop signal reaches a program that does something about it."""
-    words = [word.decode(errors="replace") for word in process.joinpath("cmdline").read_bytes().split(b"\0") if word]
+    words: list[str] = []
+    with contextlib.suppress(OSError):  # a /proc that hides other users' processes
+        line = process.joinpath("cmdline").read_bytes()
+        words = [word.decode(errors="replace") for word in line.split(b"\0") if word]
     shell = bool(words) and Path(words[0]).name in _SHELLS
     return judge(
         "stop signal",
@@ -108,7 +127,7 @@ def first_process_check(process: Path = Path("/proc/1")) -> Check:
 ENGINES: Mapping[str, Callable[[], list[Check]]] = {
     "slurm": slurm_checks,
     "jupyterhub": hub_checks,
-    "container": _container_checks,
-    "kubernetes": _kubernetes_checks,
+    "container": container_checks,
+    "kubernetes": kubernetes_checks,
 }
 """What `doctor --for` checks besides, by the engine's name."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.store.reach import MOUNTS, filesystem, locks_reach, mounted_from
 
 from .checks import Check, judge
@@ -52,7 +53,10 @@ def locks_check() -> list[Check]:
 
 def run_folder_check() -> Check:
     """Return whether the folders of running kernels and jobs are this machine's alone."""
-    folder = settings.kernels_dir()
+    try:
+        folder = settings.kernels_dir()
+    except GpuckptError as e:  # others can write in it
+        return judge("run folder", False, e.why, e.what, e.then)
     kind, _ = filesystem(_there(folder))
     return judge(
         "run folder",
@@ -88,7 +92,10 @@ def volume_check(mounts: Path = MOUNTS) -> Check:
 
 def hibernation_check() -> Check:
     """Return whether a Jupyter server that is stopped hibernates its kernels."""
-    on, deadline = settings.hibernate_on(), settings.hibernate_deadline()
+    try:
+        on, deadline = settings.hibernate_on(), settings.hibernate_deadline()
+    except GpuckptError as e:  # a value that cannot be understood
+        return judge("stop", False, e.why, e.what, e.then, required=False)
     limit = "" if deadline is None else f", for up to {deadline:g} s"
     return judge(
         "stop",

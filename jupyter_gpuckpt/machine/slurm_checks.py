@@ -23,25 +23,29 @@ def slurm_checks() -> list[Check]:
     """Return the checks: of Slurm's configuration, its partitions, the job that this runs in, and the folders."""
     places = [run_folder_check(), shared_store_check(), *locks_check()]
     if shutil.which("scontrol") is None:
-        return [_asked("scontrol is not installed here", ok=False), *places]
+        mend = "Install Slurm's client programs on the nodes, with their slurm.conf, and munge."
+        return [_asked("scontrol is not installed here", mend), *places]
     try:
         config = fields(_scontrol("show", "config"))
         partitions = _scontrol("show", "partition", "--oneliner")
     except (OSError, subprocess.SubprocessError) as e:
-        return [_asked(str(getattr(e, "stderr", None) or e).strip(), ok=False), *places]
+        mend = "Run this on a machine of the cluster, which has its slurm.conf and munge, when slurmctld runs."
+        return [_asked(_why(e), mend), *places]
     version = config.get("SLURM_VERSION", "of an unknown version")
-    return [_asked(f"Slurm {version} answers", ok=True), *config_checks(config), *partition_checks(partitions), *places]
+    return [_asked(f"Slurm {version} answers"), *config_checks(config), *partition_checks(partitions), *places]
 
 
-def _asked(found: str, *, ok: bool) -> Check:
-    return judge(
-        "scontrol",
-        ok,
-        found,
-        "`gpuckpt run` asks Slurm how much time a job has, and to queue it again.",
-        "Install Slurm's client programs on the nodes, with their slurm.conf, and munge.",
-        required=False,
-    )
+def _asked(found: str, mend: str = "") -> Check:
+    told = "`gpuckpt run` asks Slurm how much time a job has, and to queue it again."
+    return judge("scontrol", not mend, found, told, mend, required=False)
+
+
+def _why(error: Exception) -> str:
+    """Return why scontrol did not answer: of the lines that it wrote, the last one says it."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"scontrol has not answered for {_TIMEOUT:.0f} s"
+    said = getattr(error, "stderr", None) or str(error)
+    return str(said).strip().rpartition("\n")[2]
 
 
 def config_checks(config: Mapping[str, str]) -> list[Check]:
@@ -119,9 +123,10 @@ def partition_checks(shown: str) -> list[Check]:
     lines = (line.split() for line in shown.splitlines())
     partitions = [dict(word.partition("=")[::2] for word in words) for words in lines if words]
     hasty = [
-        one["PartitionName"]
+        one.get("PartitionName", "a partition")
         for one in partitions
-        if one.get("PreemptMode", "OFF") not in ("OFF", "SUSPEND") and int(one.get("GraceTime", "0")) < _SHORT
+        if one.get("PreemptMode", "OFF") not in ("OFF", "SUSPEND")
+        and (_seconds(one.get("GraceTime", "")) or 0) < _SHORT
     ]
     ours = os.environ.get("SLURM_JOB_PARTITION", "")
     return [

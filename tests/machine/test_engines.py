@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import Cli, run
@@ -113,6 +114,40 @@ def test_a_server_of_a_hub_is_told_by_which_spawner_it_was_started() -> None:
         assert len(names) == len({*names})
     assert engine_checks.hub_checks(server)[0].ok
     assert not engine_checks.hub_checks({})[0].ok
+
+
+def test_it_is_said_where_this_is_not_the_engine_s_place() -> None:
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert engine_checks.kubernetes_checks(pod)[0].ok
+    assert not engine_checks.kubernetes_checks({})[0].ok
+    assert engine_checks.container_checks({"container": "podman"})[0].ok
+    assert engine_checks.container_checks(pod)[0].ok
+
+
+def test_what_cannot_be_asked_or_understood_is_one_check_among_the_others(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(
+        "#!/bin/sh\necho 'scontrol: error: first' >&2\necho 'scontrol: fatal: the reason' >&2\nexit 1\n"
+    )
+    scontrol.chmod(0o755)
+    (tmp_path / "others" / "gpuckpt").mkdir(parents=True)
+    (tmp_path / "others" / "gpuckpt").chmod(0o777)
+    variables = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "JUPYTER_RUNTIME_DIR": str(tmp_path / "others"),
+        "GPUCKPT_HIBERNATE_ON": "whenever",
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for engine in ("slurm", "container"):
+        done = cli("doctor", "--quick", "--json", "--for", engine, **variables)
+        found |= {one["name"]: one for one in done.json["checks"]}
+    assert found["scontrol"]["found"] == "scontrol: fatal: the reason"
+    assert "slurm.conf" in found["scontrol"]["mend"]
+    assert found["run folder"]["required"]
+    assert "mode is 0777" in found["run folder"]["found"]
+    assert "whenever" in found["stop"]["found"]
+    assert not any(found[name]["ok"] for name in ("scontrol", "run folder", "stop"))
 
 
 @pytest.mark.parametrize("engine", ["slurm", "jupyterhub", "container", "kubernetes"])
