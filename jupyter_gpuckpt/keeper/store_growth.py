@@ -6,9 +6,12 @@ automatic ones do, nearly every pack is kept for a small part of it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from ..errors import GpuckptError
 from ..store import Collected, Store
@@ -19,7 +22,7 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _QUARTER = 1.25
 _LEAST = 64_000_000  # bytes
-_PAUSE, _TRIES = 1.0, 5  # seconds; the removal of old snapshots, which follows a save, is in the way for a moment
+_PAUSE, _TRIES = 1.0, 5  # seconds; another collection of the store is in the way for a moment
 
 
 class StoreGrowth:
@@ -31,6 +34,7 @@ class StoreGrowth:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._saved = threading.Event()
+        self._waiting: list[Callable[[], object]] = []
         self._thread: threading.Thread | None = None
 
     def saved(self) -> None:
@@ -40,11 +44,22 @@ class StoreGrowth:
             self._thread.start()
         self._saved.set()
 
+    async def settled(self) -> None:
+        """Look at the store, since something was saved, and return when that is done.
+
+        A save that had begun before packs are written again names the old ones, so that these stay.
+        """
+        loop, looked = asyncio.get_running_loop(), asyncio.Event()
+        self._waiting.append(lambda: loop.call_soon_threadsafe(looked.set))
+        self.saved()
+        await looked.wait()
+
     def _run(self) -> None:
         size: int | None = None
         while True:
             self._saved.wait()
             self._saved.clear()
+            waiting, self._waiting = self._waiting, []
             try:
                 used = self._store.used()
                 if size is None:
@@ -53,11 +68,16 @@ class StoreGrowth:
                     size = self._store.used() - done.waiting  # that goes with the next collection
             except GpuckptError as e:
                 log.warning("the store was not compacted: %s", e)
+            except Exception:
+                log.exception("the store was not compacted")
+            for tell in waiting:
+                with contextlib.suppress(RuntimeError):  # the keeper ends
+                    tell()
 
     def _compact(self) -> Collected | None:
         """Compact the store; None where that could not be done, and is to be tried after the next save."""
-        for _ in range(_TRIES):
-            time.sleep(_PAUSE)
+        for number in range(_TRIES):
+            time.sleep(_PAUSE if number else 0)
             done = self._store.compact()
             if not done.obstacle:
                 log.info("the store was compacted: %.1f MB were freed", done.freed / 1e6)

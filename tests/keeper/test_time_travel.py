@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import uuid
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from keeper_faults import Asked, Criu, small_disk
 from notebooks import PATIENCE, Notebook, StartKernel, start_kernel, wait_until
 
-from jupyter_gpuckpt.errors import StoreError
 from jupyter_gpuckpt.operations.results import Labelled
 from jupyter_gpuckpt.store import Store
 
@@ -257,17 +255,13 @@ def test_what_removed_snapshots_leave_behind_does_not_fill_the_store(notebook: N
     """Each save has much that the next does not need, and a little that all later ones do."""
     notebook.run("import random; kept = []")
     notebook.run("%gpuckpt auto on --keep 2")
-    for _ in range(12):
-        run_saved(notebook, "kept.append(random.randbytes(100_000)); passing = random.randbytes(12_000_000)")
     store = Store(Path(os.environ["GPUCKPT_STORE"]))
-
-    def is_small() -> bool:
-        run_saved(notebook, "pass")  # what a compaction could not delete during a save goes with a later one
-        with contextlib.suppress(StoreError):  # old snapshots are being removed at this moment
-            return store.would_compact().freed < 90_000_000  # of 120
-        return False
-
-    wait_until(is_small)
+    most = 0
+    for _ in range(12):  # with no pause: there always is another save to come
+        run_saved(notebook, "kept.append(random.randbytes(100_000)); passing = random.randbytes(12_000_000)")
+        most = max(most, store.used())
+    # What is needed is about 90 MB; when 64 more have come, it is written again, and lies there twice for a moment.
+    assert most < 330_000_000
     state = notebook.look("hash(tuple(kept)), hash(passing)")
     notebook.run("kept, passing = [], b''")
     notebook.run("%gpuckpt undo")

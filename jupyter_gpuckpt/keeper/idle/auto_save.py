@@ -84,6 +84,7 @@ class AutoSave:
             request = Save(name=name, message=note, automatic=True, between_cells=between_cells)
             saved = await keeper.ask(request, to_nobody)
             await asyncio.to_thread(remove_old, keeper, saved.id)
+            await keeper.store_growth.settled()
             keeper.not_saved_by_itself = ""
         except Busy as e:
             log.info("%s", e)
