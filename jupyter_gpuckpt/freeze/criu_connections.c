@@ -6,8 +6,11 @@
  * restores makes a new connection, and sends what had not been read. So criu is told to leave connections alone
  * (--tcp-close), and what lies unread is read here without being taken away (MSG_PEEK), when all processes stand still.
  *
- * What was sent and has not arrived cannot be read, but it arrives while the processes stand still. Where the receiver
- * has no room for it, it is given more. Only a connection of which all has arrived, in both directions, is written down.
+ * What was sent and has not arrived lies in the sender. Whoever may administer the network reads it there
+ * (`criu_under_way.c`). For others it has to arrive, which it does while the processes stand still: where the receiver
+ * has no room for it, it is given more. Only a connection of which all is known, in both directions, is written down.
+ *
+ * All of it is done by a child of criu's. If criu is killed, the child leaves the sockets as they were.
  *
  * A connection is inside the tree where the socket at its other end is open in a process of this PID namespace. One that
  * waits to be accepted is open nowhere yet: it counts as outside. Where the other end was closed and nobody has it any
@@ -32,6 +35,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -43,17 +47,23 @@
 #ifndef TCP_ULP
 #define TCP_ULP 31
 #endif
+#ifndef SO_MEMINFO
+#define SO_MEMINFO 55
+#endif
 
 #define PUBLIC __attribute__((visibility("default")))
 #define MAPPED "0000000000000000FFFF0000" /* what is before an address of IPv4 in IPv6, as net/tcp6 has it */
+#define UNREAD "tcp-unread-" /* then the number of the socket */
 #define MAKER "/dev/shm/gpuckpt/connections" /* where whoever made the new ones listens: in the run folder */
 
 enum {
 	RECEIVES = 2,		  /* linux/socket.h, SOCK_RCVBUF_LOCK */
 	CLOSE_WAIT = 8,
 	END = 32 + 1 + 4 + 1,     /* an address and a port, in hexadecimal digits */
-	LOOK = 500,		  /* microseconds between looks */
-	STUCK = 50, MOST = 1000,  /* milliseconds: without progress, and in all */
+	LOOK = 1000,		  /* microseconds between looks */
+	QUIET = 1,		  /* looks in which nothing moves until nothing is taken to move by itself */
+	SETTLE = 200, MOST = 3000, /* milliseconds: until nothing moves, and until what has room has arrived */
+	ALLOCATED = 0, BUFFER = 1, MEMORY = 9, /* linux/sock_diag.h, SK_MEMINFO_* */
 	LARGE = 1 << 28,	  /* bytes of a buffer that has room for all that a sender can have kept */
 };
 
@@ -63,6 +73,7 @@ struct connection {
 	unsigned state;		     /* as net/tcp_states.h has it */
 	const struct connection *other; /* NULL: it is outside, or closed */
 	int is_held_outside;
+	int own; /* the socket, as far as it is needed here; -1: not held */
 };
 
 static unsigned long *in_tree; /* the inodes of the sockets of all processes, ascending */
@@ -73,10 +84,12 @@ static size_t connections_count;
 static struct room {
 	unsigned long inode;
 	int buffer, locks; /* as they were */
+	int is_too_small;  /* for what is to arrive */
 } * rooms; /* the sockets that were given more room for a moment */
 static size_t rooms_count;
 
 static const char *folder; /* where what is unread is written down */
+static pid_t parent;
 
 /* Make room for one more; NULL, and what was there is as it was, where there is none. */
 static void *grown(void *all, size_t count, size_t size)
@@ -147,7 +160,7 @@ static void visit_table(const char *path, const char *mapped, void (*visit)(cons
 	char line[512], here[33], there[33], here_port[5], there_port[5];
 	FILE *file = fopen(path, "re");
 	while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-		struct connection one = {0};
+		struct connection one = {.own = -1};
 		if (sscanf(line, "%*d: %32[0-9A-F]:%4[0-9A-F] %32[0-9A-F]:%4[0-9A-F] %x %lx:%*x %*s %*s %*s %*s %lu",
 			   here, here_port, there, there_port, &one.state, &one.unsent, &one.inode) != 7 ||
 		    strcmp(there_port, "0000") == 0)
@@ -180,32 +193,6 @@ static int is_between(const struct connection *one, const struct connection *oth
 	return strcmp(one->here, other->there) == 0 && strcmp(one->there, other->here) == 0;
 }
 
-/* Find the other ends; return how many bytes have not arrived at them. */
-static unsigned long look(void)
-{
-	unsigned long unsent = 0;
-	free(connections);
-	connections = NULL, connections_count = 0;
-	visit_connections(keep);
-	for (size_t i = 0; i < connections_count; i++)
-		for (size_t k = i + 1; k < connections_count; k++) {
-			struct connection *one = connections + i, *other = connections + k;
-			if (!is_between(one, other))
-				continue;
-			one->other = other, other->other = one;
-			unsent += one->unsent + other->unsent;
-		}
-	return unsent;
-}
-
-static const struct connection *connection_of(unsigned long inode)
-{
-	for (size_t i = 0; i < connections_count; i++)
-		if (connections[i].inode == inode)
-			return connections + i;
-	return NULL;
-}
-
 static const struct room *room_of(unsigned long inode)
 {
 	for (size_t i = 0; i < rooms_count; i++)
@@ -214,16 +201,116 @@ static const struct room *room_of(unsigned long inode)
 	return NULL;
 }
 
-static int option(int fd, int level, int name)
+static void name_file(char path[PATH_MAX], unsigned long inode)
+{
+	snprintf(path, PATH_MAX, "%s/" UNREAD "%lx", folder, inode);
+}
+
+/* Tell whether a connection is not waited for any more: it is written down, or cannot be. */
+static int is_settled(const struct connection *one)
+{
+	char path[PATH_MAX];
+	const struct room *here = room_of(one->inode), *there = room_of(one->other->inode);
+	if ((here != NULL && here->is_too_small) || (there != NULL && there->is_too_small))
+		return 1;
+	name_file(path, one->inode);
+	return access(path, F_OK) == 0;
+}
+
+static void forget_connections(void)
+{
+	for (size_t i = 0; i < connections_count; i++)
+		if (connections[i].own >= 0)
+			close(connections[i].own);
+	free(connections);
+	connections = NULL, connections_count = 0;
+}
+
+/* Find the other ends; return how many bytes have not arrived at them that are waited for. */
+static unsigned long look(void)
+{
+	unsigned long unsent = 0;
+	forget_connections();
+	visit_connections(keep);
+	for (size_t i = 0; i < connections_count; i++)
+		for (size_t k = i + 1; k < connections_count; k++) {
+			struct connection *one = connections + i, *other = connections + k;
+			if (!is_between(one, other))
+				continue;
+			one->other = other, other->other = one;
+			if (one->unsent + other->unsent != 0 && !is_settled(one))
+				unsent += one->unsent + other->unsent;
+		}
+	return unsent;
+}
+
+static struct connection *connection_of(unsigned long inode)
+{
+	for (size_t i = 0; i < connections_count; i++)
+		if (connections[i].inode == inode)
+			return connections + i;
+	return NULL;
+}
+
+int option(int fd, int level, int name)
 {
 	int value = 0;
 	socklen_t length = sizeof value;
 	return syscall(SYS_getsockopt, fd, level, name, &value, &length) == 0 ? value : -1;
 }
 
-static int set_option(int fd, int level, int name, int value)
+int set_option(int fd, int level, int name, int value)
 {
 	return syscall(SYS_setsockopt, fd, level, name, &value, sizeof value);
+}
+
+/* Hold both ends of each connection in which something is under way. */
+static void hold(int pidfd, int fd, unsigned long inode)
+{
+	struct connection *one = connection_of(inode);
+	if (one != NULL && one->other != NULL && one->own < 0 && one->unsent + one->other->unsent != 0)
+		one->own = syscall(SYS_pidfd_getfd, pidfd, fd, 0);
+}
+
+/* Tell whether a socket gives what is unread as it came: from where it was read last, and not by way of TLS. */
+static int is_plain(int fd)
+{
+	char layer[16] = "";
+	socklen_t length = sizeof layer;
+	syscall(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, layer, &length);
+	return layer[0] == '\0' && option(fd, SOL_SOCKET, SO_PEEK_OFF) < 0;
+}
+
+/* Tell whether criu lives, and so the processes stand still. */
+static int is_wanted(void)
+{
+	return getppid() == parent;
+}
+
+/* Write down those connections in which something is under way, as far as that is allowed; tell whether all are. */
+static int write_held(void)
+{
+	char path[PATH_MAX], other_path[PATH_MAX];
+	int are_all = 1;
+	for (struct connection *one = connections; one < connections + connections_count; one++) {
+		const struct connection *other = one->other;
+		if (other < one || one->unsent + other->unsent == 0)
+			continue;
+		name_file(path, one->inode), name_file(other_path, other->inode);
+		if (one->own < 0 || other->own < 0 || !is_plain(one->own) || !is_plain(other->own) || !is_wanted() ||
+		    write_under_way(one->own, other->own, path, other_path) != 0)
+			are_all = 0;
+	}
+	return are_all;
+}
+
+/* Tell whether a socket has not as much room as is to come, whatever it takes. */
+static int lacks(int fd, unsigned long bytes)
+{
+	uint32_t memory[MEMORY] = {0};
+	socklen_t length = sizeof memory;
+	return syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_MEMINFO, memory, &length) == 0 &&
+	       memory[ALLOCATED] + bytes > memory[BUFFER];
 }
 
 /* Let a socket receive all that the other end has sent, and say so to it. */
@@ -232,7 +319,7 @@ static void make_room(int pidfd, int fd, unsigned long inode)
 	const struct connection *one = connection_of(inode);
 	struct room room = {.inode = inode}, *more;
 	char byte;
-	if (one == NULL || one->other == NULL || one->other->unsent == 0 || room_of(inode) != NULL ||
+	if (one == NULL || one->other == NULL || one->other->unsent == 0 || is_settled(one) || room_of(inode) != NULL ||
 	    (more = grown(rooms, rooms_count, sizeof room)) == NULL)
 		return;
 	rooms = more;
@@ -241,7 +328,6 @@ static void make_room(int pidfd, int fd, unsigned long inode)
 		return;
 	int waits_for = option(own, SOL_SOCKET, SO_RCVLOWAT);
 	room.buffer = option(own, SOL_SOCKET, SO_RCVBUF), room.locks = option(own, SOL_SOCKET, SO_BUF_LOCK);
-	rooms[rooms_count++] = room;
 	if (room.locks >= 0)
 		set_option(own, SOL_SOCKET, SO_BUF_LOCK, room.locks & ~RECEIVES);
 	if (set_option(own, SOL_SOCKET, SO_RCVBUFFORCE, LARGE) == 0) {
@@ -252,6 +338,8 @@ static void make_room(int pidfd, int fd, unsigned long inode)
 	}
 	set_option(own, IPPROTO_TCP, TCP_QUICKACK, 1);
 	recv(own, &byte, 1, MSG_PEEK | MSG_DONTWAIT); /* the other end is told of the room after reads */
+	room.is_too_small = lacks(own, one->other->unsent);
+	rooms[rooms_count++] = room;
 	close(own);
 }
 
@@ -287,15 +375,6 @@ static void write_unread(int fd, const char *path)
 	free(unread);
 }
 
-/* Tell whether a socket gives what is unread as it came: from where it was read last, and not by way of TLS. */
-static int is_plain(int fd)
-{
-	char layer[16] = "";
-	socklen_t length = sizeof layer;
-	syscall(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, layer, &length);
-	return layer[0] == '\0' && option(fd, SOL_SOCKET, SO_PEEK_OFF) < 0;
-}
-
 /* Note which of the tree's ends have another end that somebody outside the tree has. */
 static void note_holder(const struct connection *of)
 {
@@ -318,7 +397,7 @@ static void save(int pidfd, int fd, unsigned long inode)
 	char path[PATH_MAX];
 	if (one == NULL || !is_complete(one))
 		return;
-	snprintf(path, sizeof path, "%s/tcp-unread-%lx", folder, inode);
+	name_file(path, inode);
 	int own = access(path, F_OK) == 0 ? -1 : syscall(SYS_pidfd_getfd, pidfd, fd, 0);
 	if (own < 0)
 		return;
@@ -335,19 +414,43 @@ static long now(void)
 	return time.tv_sec * 1000 + time.tv_nsec / 1000000;
 }
 
-static void save_all(void)
+/* Wait until all that is waited for has arrived, or nothing has moved in so many looks, or for so long (milliseconds). */
+static unsigned long wait_for(unsigned long unsent, int looks, long most)
 {
-	visit_sockets(note);
-	if (in_tree_count)
-		qsort(in_tree, in_tree_count, sizeof *in_tree, by_number);
-	unsigned long unsent = look();
-	if (unsent != 0)
-		visit_sockets(make_room);
-	for (long begin = now(), moved = begin; unsent != 0 && now() < moved + STUCK && now() < begin + MOST;) {
+	long begin = now();
+	for (int quiet = 0; unsent != 0 && quiet < looks && now() < begin + most && is_wanted(); quiet++) {
 		unsigned long before = unsent;
 		usleep(LOOK);
 		if ((unsent = look()) < before)
-			moved = now();
+			quiet = 0;
+	}
+	return unsent;
+}
+
+/* Remove what an earlier dump into the same folder has written, which failed: much may have been read since. */
+static void remove_earlier(void)
+{
+	DIR *entries = opendir(folder);
+	struct dirent *entry;
+	while (entries != NULL && (entry = readdir(entries)) != NULL)
+		if (strncmp(entry->d_name, UNREAD, strlen(UNREAD)) == 0)
+			unlinkat(dirfd(entries), entry->d_name, 0);
+	if (entries != NULL)
+		closedir(entries);
+}
+
+static void save_all(void)
+{
+	remove_earlier();
+	visit_sockets(note);
+	if (in_tree_count)
+		qsort(in_tree, in_tree_count, sizeof *in_tree, by_number);
+	if (wait_for(look(), QUIET, SETTLE) != 0) {
+		visit_sockets(hold);
+		if (!write_held() && look() != 0) {
+			visit_sockets(make_room);
+			wait_for(look(), INT_MAX, MOST);
+		}
 	}
 	visit_connections(note_holder);
 	visit_sockets(save);
@@ -355,12 +458,29 @@ static void save_all(void)
 		visit_sockets(take_room_back);
 }
 
+/* Have a child do it, which nobody ends who ends criu, nor criu's session; without one, it is done here. */
+static void have_all_saved(void)
+{
+	parent = getpid();
+	pid_t child = fork();
+	if (child == 0) {
+		setsid();
+		save_all();
+		_exit(0);
+	}
+	while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR)
+		;
+	parent = getppid();
+	if (child < 0)
+		save_all();
+}
+
 PUBLIC int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict length)
 {
 	/* criu asks this of each TCP socket that it saves: from the first on, all processes stand still. */
 	if (level == IPPROTO_TCP && name == TCP_NODELAY && folder == NULL &&
 	    (folder = getenv("GPUCKPT_DUMP_UNREAD")) != NULL)
-		save_all();
+		have_all_saved();
 	return syscall(SYS_getsockopt, fd, level, name, value, length);
 }
 

@@ -44,8 +44,8 @@ _OPTIONAL = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
 _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
-    # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-unix,
-    # remap-file-path, pstree, mm, vma, core, seccomp and file-lock
+    # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-opts,
+    # sk-unix, remap-file-path, pstree, mm, vma, core, seccomp and file-lock
     "vma": [
         ("start", 1, _U64, ""),
         ("end", 2, _U64, ""),
@@ -63,6 +63,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("mode", 10, _U32, ""),
         ("build_id", 11, _U32, ""),
     ],
+    "socket": [("so_rcvbuf", 2, _U32, "")],
     "inet": [
         ("ino", 2, _U32, ""),
         ("family", 3, _U32, ""),
@@ -72,6 +73,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("dst_port", 8, _U32, ""),
         ("src_addr", 11, _U32, ""),
         ("dst_addr", 12, _U32, ""),
+        ("opts", 14, _MESSAGE, "socket"),
         ("shutdown", 19, _U32, ""),
     ],
     "unix": [
@@ -456,6 +458,7 @@ class TcpEnd:
     pid : the lowest of those that have it open.
     family : of its socket (socket(2)).
     shutdown : the halves that are closed, 1 for what it receives, 2 for what it sends, 3 for both.
+    room : for what it receives (SO_RCVBUF), in bytes.
     """
 
     id: int
@@ -466,6 +469,7 @@ class TcpEnd:
     pid: int
     family: int
     shutdown: int
+    room: int
 
 
 def tcp_ends(images: Path) -> list[TcpEnd]:
@@ -484,6 +488,7 @@ def tcp_ends(images: Path) -> list[TcpEnd]:
             holders[e.id],
             e.isk.family,
             e.isk.shutdown,
+            e.isk.opts.so_rcvbuf,
         )
         for e in _entries((images / "files.img").read_bytes(), "file")
         if e.HasField("isk") and _has_other_end(e.isk) and e.id in holders

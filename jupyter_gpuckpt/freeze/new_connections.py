@@ -35,13 +35,15 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _NAME = "connections"
 """In the run folder: where criu asks for sockets."""
-_PATIENCE = 5.0  # seconds that a connection, a part of what was unread, or a question of criu's may take
+_PATIENCE = 30.0  # seconds that a connection, or a question of criu's may take
+_FULL = 5.0  # seconds without room until there is taken to be none
 _ARRIVAL = 1.0  # seconds after which what has not arrived is left to the system
 _LOOK = 0.001  # seconds
+_QUIET = 20  # looks in which nothing arrives until there is taken to be no room for more
 _TRIES = 3
 _SPARE = 64  # files that are kept for what else this process does meanwhile
 _PART = 1 << 20  # bytes
-_RCVBUFFORCE = 33  # asm-generic/socket.h
+_SNDBUFFORCE, _RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 _LARGE, _LARGEST = 1 << 28, (1 << 31) - 1
 _READ, _WRITE = 1, 2  # criu's images/sk-opts.proto
 
@@ -156,11 +158,14 @@ def _connected(images: Path, pair: Pair, port: Callable[[int], int]) -> tuple[so
             for one in (own, other):
                 _share_port(one)  # criu takes it to be so, and sets what it was at last
                 one.setblocking(False)
-            for end, receiver, sender in zip(pair, (own, other), (other, own), strict=True):
+            ends = zip(pair, reversed(pair), (own, other), (other, own), strict=True)
+            for end, there, receiver, sender in ends:
                 if end.id == NOBODY:
                     continue
+                # What one that is closed keeps, it does not send for ever.
+                room = _LARGE if there.id == NOBODY else end.room // 2  # the kernel doubles what it is told
                 with unread(images, end).open("rb") as content:
-                    _fill(receiver, sender, content)
+                    _fill(receiver, sender, content, room)
             undoing.pop_all()
             return own, other
     raise AssertionError
@@ -199,8 +204,11 @@ def _share_port(one: socket.socket) -> None:
         one.setsockopt(socket.SOL_SOCKET, option, 1)
 
 
-def _fill(receiver: socket.socket, sender: socket.socket, content: BinaryIO) -> None:
+def _fill(receiver: socket.socket, sender: socket.socket, content: BinaryIO, room: int) -> None:
     """Have all of a file lie unread in a socket; what has no room there waits in the one at the other end.
+
+    The receiver gets no more room than `room` where it need not: as criu is about to set that, it would drop what comes
+    next of all that it had said to have room for, and be sent it again only after some time.
 
     Raises
     ------
@@ -208,8 +216,8 @@ def _fill(receiver: socket.socket, sender: socket.socket, content: BinaryIO) -> 
     """
     size = 0
     try:
-        receiver.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, _LARGE)
-        receiver.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, _LARGE)
+        receiver.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, room)
+        sender.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _LARGE)
     except PermissionError:  # Without CAP_NET_ADMIN: this, too, makes the buffer large, and it stays so (tcp(7)).
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LARGEST)
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -217,13 +225,15 @@ def _fill(receiver: socket.socket, sender: socket.socket, content: BinaryIO) -> 
     while part := content.read(_PART):
         size += len(part)
         while part:
-            if not select.select([], [sender], [], _PATIENCE)[1]:
+            if not select.select([], [sender], [], _FULL)[1]:
                 raise OSError(0, f"there is no room for the {size} bytes and more that lay unread in a connection")
             part = part[sender.send(part) :]
     sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
-    deadline = time.monotonic() + _ARRIVAL
-    while _waiting_in(receiver) < size and time.monotonic() < deadline:
+    deadline, arrived, quiet = time.monotonic() + _ARRIVAL, 0, 0
+    while arrived < size and quiet < _QUIET and time.monotonic() < deadline:
         time.sleep(_LOOK)
+        before, arrived = arrived, _waiting_in(receiver)
+        quiet = quiet + 1 if arrived == before else 0
 
 
 def _waiting_in(one: socket.socket) -> int:

@@ -41,7 +41,7 @@ def recv(s, n):
 def start(family, address, at=""):
     listener = socket.create_server((at or address, 0), family=getattr(socket, family), dualstack_ipv6=at == "::")
     child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, family, address, str(listener.getsockname()[1])])
-    accepted = listener.accept()[0]; accepted.settimeout(20)
+    accepted = listener.accept()[0]; accepted.settimeout(150)
     return listener, child, accepted
 def filters(s):
     return len(s.getsockopt(socket.SOL_SOCKET, 26, 1024))  # SO_GET_FILTER
@@ -92,7 +92,7 @@ def test_a_child_goes_on_talking_and_nothing_unread_is_lost(
         assert notebook.value(check) == "True b'HELLO' 0"
         assert notebook.value("listener.getsockname()[1] == port == accepted.getsockname()[1]") == "True"
         notebook.run("accepted.shutdown(socket.SHUT_WR)")
-        assert notebook.value("recv(accepted, 13), accepted.recv(1), child.wait(20)") == "b'the last word' b'' 0"
+        assert notebook.value("recv(accepted, 13), accepted.recv(1), child.wait(150)") == "b'the last word' b'' 0"
 
 
 def test_copies_have_connections_of_their_own_at_both_ends(notebook: Notebook, fork: Fork) -> None:
@@ -138,7 +138,7 @@ def test_halves_that_are_closed_stay_closed_and_the_others_open(notebook: Notebo
         )
         ours = server_6.accept()[0]
         ours.shutdown(socket.SHUT_WR)
-        for one in (theirs, ours): one.settimeout(20)
+        for one in (theirs, ours): one.settimeout(150)
         def state(s):
             return s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     """)
@@ -147,9 +147,9 @@ def test_halves_that_are_closed_stay_closed_and_the_others_open(notebook: Notebo
     for _ in range(2):
         assert notebook.value("recv(theirs, 12), theirs.recv(1)") == "b'all there is' b''"
         notebook.run("theirs.sendall(b'still '); theirs.sendall(b'heard'); theirs.close()")
-        assert notebook.value("child.stdout.read(), child.wait(20)") == "b'still heard' 0"
+        assert notebook.value("child.stdout.read(), child.wait(150)") == "b'still heard' 0"
         notebook.run("slow.stdin.close()")
-        assert notebook.value("recv(ours, 4), ours.recv(1), slow.wait(20)") == "b'late' b'' 0"
+        assert notebook.value("recv(ours, 4), ours.recv(1), slow.wait(150)") == "b'late' b'' 0"
         assert "TCP" not in notebook.run("%gpuckpt restore here").text
 
 
@@ -174,7 +174,7 @@ def test_what_a_process_sent_before_it_ended_can_still_be_read(notebook: Noteboo
         accepted = server.accept()[0]
         other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         dialled = socket.create_connection(("127.0.0.1", int(other.stdout.readline())))
-        first = [recv(one, 12) for one in (accepted, dialled)], client.wait(20), other.wait(20)
+        first = [recv(one, 12) for one in (accepted, dialled)], client.wait(150), other.wait(150)
         def rest(one):
             return recv(one, 12 * 4999) == b"all there is" * 4999, one.recv(1)
         def fails(one):
@@ -232,7 +232,11 @@ def test_full_queues_in_both_directions_come_back_whole(notebook: Notebook) -> N
             return struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
     """)
     wait_until(lambda: notebook.value("select.select([], [accepted], [], 0)[1], unread(accepted) > 60000") == "[] True")
-    notebook.run("%gpuckpt save here")
+    # Nothing is read in its place: a sender that is told of room for more goes on, and loses what finds none.
+    is_full = "select.select([], [accepted], [], 0)[1], unread(accepted) < 1 << 20"
+    for _ in range(2):
+        notebook.run("%gpuckpt save here --replace")
+        assert notebook.value(is_full) == "[] True"
     whole = (
         "recv(accepted, 1 << 23) == data[::-1], child.stdin.write(b'\\n') and child.stdin.flush(), "
         "child.stdout.readline().strip() == hashlib.sha256(data).hexdigest().encode()"
@@ -240,6 +244,7 @@ def test_full_queues_in_both_directions_come_back_whole(notebook: Notebook) -> N
     for _ in range(2):
         assert notebook.value(whole) == "True None True"
         assert "TCP" not in notebook.run("%gpuckpt restore here").text
+        assert notebook.value(is_full) == "[] True"
 
 
 COUNTS = """
@@ -315,7 +320,7 @@ def test_a_stream_to_the_outside_loses_nothing_in_ten_saves_and_comes_back_close
         is_kept = "between its own processes" not in answer
         assert is_kept or os.geteuid() != 0
         assert "TCP connections to other programs that were closed: 1 (1 the kernel to 127.0.0.1:" in answer
-        assert notebook.value("cut.wait(20)") == "True"
+        assert notebook.value("cut.wait(150)") == "True"
         before = notebook.value("seen['inside']")
         wait_until(lambda: not is_kept or int(notebook.value("seen['inside']")) > int(before))
 
@@ -343,7 +348,7 @@ def test_full_streams_in_both_directions_go_on_after_each_of_many_restores(noteb
         inside, seen = listener.accept()[0], [0]
         both_ways(inside, lambda n: seen.__setitem__(0, n))
     """)
-    for _ in range(8):
+    for _ in range(5):
         notebook.run("%gpuckpt save here --replace")
         assert "TCP" not in notebook.run("%gpuckpt restore here").text
         before = int(notebook.value("seen[0]"))
@@ -421,7 +426,7 @@ def test_a_kernel_that_was_hibernated_goes_on_talking(notebook: Notebook) -> Non
     notebook.run(TALK)
     notebook.run("listener, child, accepted = start('AF_INET', '127.0.0.1')")
     with notebook.keeper as keeper:
-        keeper.request("hibernate", timeout=60)
+        keeper.request("hibernate", timeout=150)
     check = "recv(accepted, 70000) == b'unread ' * 10000, say(accepted, b'hello'), filters(accepted)"
     assert notebook.value(check) == "True b'HELLO' 0"
 
@@ -434,7 +439,7 @@ def test_connected_datagram_sockets_find_each_other_in_a_copy_and_after_a_restor
         pairs = []
         for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
             one, other = (socket.socket(family, socket.SOCK_DGRAM) for _ in range(2))
-            for s in (one, other): s.bind((address, 0)); s.settimeout(5)
+            for s in (one, other): s.bind((address, 0)); s.settimeout(150)
             one.connect(other.getsockname()); other.connect(one.getsockname())
             pairs.append((one, other))
         def talk(one, other):
@@ -541,7 +546,7 @@ def test_what_is_unread_comes_back_however_much_it_is_and_in_both_directions(not
         pairs = []
         for size in sizes:
             one = socket.create_connection(listener.getsockname()); pairs.append((one, listener.accept()[0]))
-            for s, n in zip(pairs[-1], size): s.settimeout(20); s.sendall(data[:n])
+            for s, n in zip(pairs[-1], size): s.settimeout(150); s.sendall(data[:n])
         def all_there():
             return [recv(s, n) == data[:n] for pair, size in zip(pairs, sizes) for s, n in zip(pair, reversed(size))]
         def talk(one, other):
@@ -588,7 +593,7 @@ def test_options_flags_and_all_who_share_a_connection_come_back_with_it(notebook
         was = told(ours), told(theirs)
         def ask(words):
             again.sendall(words)
-            return waiting.poll(20) == [(ours.fileno(), select.EPOLLIN)] and (again.recv(100), waiting.poll(0))
+            return waiting.poll(150) == [(ours.fileno(), select.EPOLLIN)] and (again.recv(100), waiting.poll(0))
     """)
     notebook.run("%gpuckpt save here")
     for _ in range(2):
@@ -653,5 +658,5 @@ def test_a_criu_that_is_killed_leaves_the_connections_as_they_were(criu: Criu, n
     criu.kill_at("dump", "post-dump")
     assert notebook.fails("%gpuckpt save never").ename == "SaveFailed"
     criu.honest()
-    notebook.run("accepted.sendall(b'hello'); reader.join(20)")
+    notebook.run("accepted.sendall(b'hello'); reader.join(150)")
     assert notebook.value("answers[0], accepted.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)") == "b'HELLO' 1"
