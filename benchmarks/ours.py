@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from jupyter_client import KernelManager
 
@@ -29,10 +30,17 @@ class OurKernel:
         self.client.start_channels()
         self.client.wait_for_ready(60)
 
+    @property
+    def _folder(self) -> Path:
+        return Path(settings.kernels_dir() / self._manager.provisioner.kernel_id)
+
+    def timings(self) -> list[str]:
+        """Return what the keeper has logged of the steps of restores."""
+        return [line for line in (self._folder / "keeper.log").read_text().splitlines() if ", in seconds: " in line]
+
     def pid(self) -> int:
         """Return the kernel's pid, as it is outside of its namespace."""
-        folder = KernelFolder(settings.kernels_dir() / self._manager.provisioner.kernel_id)
-        with keepers.connect(folder) as keeper:
+        with keepers.connect(KernelFolder(self._folder)) as keeper:
             return int(keeper.request("status")["pid"])
 
     def save(self, name: str = "benchmark") -> tuple[float, float, int]:

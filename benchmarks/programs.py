@@ -125,9 +125,11 @@ class _Side:
         # What the plain way's kernel prints can be lost: its client's second socket may come back later than the first.
         return self._kernel.run(f"print({expression})") or self._kernel.run(f"print({expression})")
 
-    def close(self) -> None:
+    def close(self, timings: bool = False) -> None:
         """End the kernel, if there is one."""
         kernel, self._kernel = self._kernel, None
+        if isinstance(kernel, OurKernel) and timings:
+            print(*kernel.timings(), sep="\n", file=sys.stderr, flush=True)
         if kernel is not None:
             kernel.close()
 
@@ -137,10 +139,11 @@ def _held_by(pid: int) -> int:
     return sum(usage.bytes or 0 for usage in Nvml().usage() if usage.pid == pid)
 
 
-def measure(program: Program, size: int, rounds: int, ways: Sequence[str], alone: bool) -> Row:
+def measure(program: Program, size: int, rounds: int, ways: Sequence[str], alone: bool, timings: bool = False) -> Row:
     """Run one program with so many bytes on each GPU; a way that fails is left out from then on, and the row says so.
 
-    Where it runs `alone`, a kernel ends before another starts.
+    Where it runs `alone`, a kernel ends before another starts. With `timings`, what the steps of our restores took is
+    printed when the kernel ends.
     """
     row = Row(program.name, size)
     with tempfile.TemporaryDirectory(prefix="gpuckpt-bench-") as folder:
@@ -153,10 +156,10 @@ def measure(program: Program, size: int, rounds: int, ways: Sequence[str], alone
             for _ in range(rounds):
                 for side in sides:
                     if side.way not in row.errors:
-                        _try(side, row, alone)
+                        _try(side, row, alone, timings)
         finally:
             for side in sides:
-                side.close()
+                side.close(timings)
     for side in sides:
         if side.way not in row.errors:
             row.frozen[side.way] = statistics.median(side.frozen)
@@ -165,7 +168,7 @@ def measure(program: Program, size: int, rounds: int, ways: Sequence[str], alone
     return row
 
 
-def _try(side: _Side, row: Row, alone: bool) -> None:
+def _try(side: _Side, row: Row, alone: bool, timings: bool) -> None:
     try:
         side.cycle()
     except Exception as e:  # noqa: BLE001 - the other way and the other programs are measured all the same
@@ -174,7 +177,7 @@ def _try(side: _Side, row: Row, alone: bool) -> None:
             side.close()
         return
     if alone:
-        side.close()
+        side.close(timings)
     figures = f"frozen {side.frozen[-1]:.3f} s, first cell {side.first_cell[-1]:.3f} s"
     print(f"  {row.program}, {side.way}: {figures}, all is the same", file=sys.stderr, flush=True)
 
@@ -236,7 +239,8 @@ def _measured(program: Program, size: int, gpus: Sequence[Gpu], args: argparse.N
     if args.steps:
         return measure_steps(program, size, args.turns, args.count)
     ways = _WAYS[1:] if args.ours else _WAYS
-    return measure(program, size, args.rounds, ways, alone=not _fits(gpus, program, size))
+    alone = not _fits(gpus, program, size)
+    return measure(program, size, args.rounds, ways, alone=alone, timings=args.timings)
 
 
 def main() -> int:
@@ -245,6 +249,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all without one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ours", action="store_true", help="leave the plain way out")
+    parser.add_argument("--timings", action="store_true", help="tell what each step of our restores took")
     parser.add_argument("--steps", action="store_true", help=f"measure steps, of {', '.join(_STEPPED)} without a NAME")
     parser.add_argument("--turns", type=int, default=20, help="with --steps: how often the kernels take turns")
     parser.add_argument("--count", type=int, default=10, help="with --steps: how many steps a turn has")
