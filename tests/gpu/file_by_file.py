@@ -52,7 +52,7 @@ class Result:
 
 @dataclass
 class FileResult:
-    """What came of a file; `outcome` is passed, failed, hung, crashed, or stopped (with this program)."""
+    """What came of a file; `outcome` is passed, skipped, failed, hung, crashed, or stopped (with this program)."""
 
     file: str
     outcome: str = "stopped"
@@ -190,7 +190,8 @@ class _File:
             self.result.left = list(_descendants().values())
             yield self._end("hung", f"it did not end in {limit:.0f} s; its main thread:\n{where}")
         elif code in (0, 5):  # 5: no tests
-            self.result.outcome = "passed"
+            did = any(one.outcome == "passed" for one in self.result.tests)
+            self.result.outcome = "passed" if did else "skipped"
         elif any(one.outcome == "failed" for one in self.result.tests):
             self.result.outcome = "failed"
         else:
@@ -313,7 +314,7 @@ class _Run:
         for file in self.files:
             if file.outcome != "passed":
                 self._say(f"{file.outcome}: {file.file}")
-        return int(any(file.outcome != "passed" for file in self.files))
+        return int(any(file.outcome not in ("passed", "skipped") for file in self.files))
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
