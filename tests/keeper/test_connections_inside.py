@@ -422,6 +422,67 @@ def test_programs_that_speak_http_and_websocket_go_on(notebook: Notebook) -> Non
         notebook.run("%gpuckpt restore here")
 
 
+ANSWERS_BY_ZEROMQ = """
+import sys, zmq
+context, waiting = zmq.Context(), zmq.Poller()
+publishes, router, pair = (context.socket(kind) for kind in (zmq.PUB, zmq.ROUTER, zmq.PAIR))
+answers = [context.socket(zmq.REP) for _ in range(2)]
+for one, at in zip((publishes, router, *answers), ("tcp://127.0.0.1:*",) * 3 + (sys.argv[2],)):
+    one.bind(at)
+    print(one.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
+pair.connect(sys.argv[1])
+for one in (router, pair, *answers): waiting.register(one, zmq.POLLIN)
+while True:
+    for one, _ in waiting.poll():
+        *sender, said = one.recv_multipart()
+        one.send_multipart([*sender, said.upper()])
+        publishes.send(b"heard " + said)
+"""
+
+
+def test_zeromq_a_manager_of_multiprocessing_and_a_server_of_asyncio_go_on(notebook: Notebook, tmp_path: Path) -> None:
+    """In all of them something waits for the other end when the kernel is saved."""
+    notebook.run(f"""
+        import subprocess, sys, threading, zmq
+        from multiprocessing.managers import SyncManager
+        context = zmq.Context()
+        pair, subscribed, dealer, by_tcp, by_path = (
+            context.socket(kind) for kind in (zmq.PAIR, zmq.SUB, zmq.DEALER, zmq.REQ, zmq.REQ)
+        )
+        pair.bind("tcp://127.0.0.1:*")
+        argv = [pair.getsockopt_string(zmq.LAST_ENDPOINT), "ipc://{tmp_path}/answers"]
+        child = subprocess.Popen(
+            [sys.executable, "-c", {ANSWERS_BY_ZEROMQ!r}, *argv], stdout=subprocess.PIPE, text=True
+        )
+        for one in (subscribed, dealer, by_tcp, by_path): one.connect(child.stdout.readline().strip())
+        subscribed.subscribe(b"heard")
+        for one in (pair, subscribed, dealer, by_tcp, by_path): one.rcvtimeo = 150_000
+        def ask(one):
+            one.send(b"this"); return one.recv()
+        while not subscribed.poll(100): ask(by_tcp)  # until its subscription has arrived
+        while subscribed.poll(0): subscribed.recv()
+        manager = SyncManager(); manager.start()
+        counts, queue = manager.dict(n=0), manager.Queue()
+        got = []; waits = threading.Thread(target=lambda: got.append(queue.get())); waits.start()
+        def count():
+            counts["n"] += 1; return counts["n"]
+    """)
+    notebook.run("""
+        import asyncio
+        async def capitals(reader, writer):
+            async for line in reader: writer.write(line.upper())
+        server = await asyncio.start_server(capitals, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    """)
+    notebook.run("%gpuckpt save here")
+    for _ in range(2):
+        said = notebook.value("{ask(one) for one in (pair, dealer, by_tcp, by_path)}, subscribed.recv()")
+        assert said == "{b'THIS'} b'heard this'"
+        notebook.run("queue.put('it'); waits.join(150); writer.write(b'line\\n')")
+        assert notebook.value("got, count(), await reader.readline()") == "['it'] 1 b'LINE\\n'"
+        assert "TCP" not in notebook.run("%gpuckpt restore here").text
+
+
 def test_a_kernel_that_was_hibernated_goes_on_talking(notebook: Notebook) -> None:
     notebook.run(TALK)
     notebook.run("listener, child, accepted = start('AF_INET', '127.0.0.1')")
