@@ -145,9 +145,12 @@ test-programs: setup .venv/programs-ready
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r tests/programs/requirements.txt '$(TORCH)'
 	@touch $@
 
-# JupyterHub comes by pip, and its proxy by npm, into .venv.
+# JupyterHub comes by pip, and its proxy by npm, into .venv. The Littlest JupyterHub is in no index: its test runs where
+# LITTLEST_JUPYTERHUB names a folder with its source, or an address of it.
 .PHONY: test-hub
 test-hub: setup .venv/hub-ready .venv/slurm-ready
+	@test -z '$(LITTLEST_JUPYTERHUB)' || \
+		$(BIN)/python -m pip install -qq --disable-pip-version-check '$(LITTLEST_JUPYTERHUB)'
 	@$(BIN)/python -m pytest tests/hub $(HUB)
 
 .venv/hub-ready: $(READY) tests/hub/requirements.txt

@@ -67,8 +67,10 @@ class Place(Protocol):
 class Hub:
     """A running hub, for users that there are where it runs."""
 
-    def __init__(self, machine: Place, timeout: float = 3600, config: str = "", server_config: str = "") -> None:
-        """Start it; servers that are idle for `timeout` seconds are culled."""
+    def __init__(
+        self, machine: Place, timeout: float = 3600, config: str = "", server_config: str = "", recipe: str = ""
+    ) -> None:
+        """Start it; servers that are idle for `timeout` seconds are culled. Its `recipe` is ours, or another."""
         self.folder = machine.folder / f"hub-{uuid.uuid4().hex[:6]}"
         self.folder.mkdir()
         environment = {name: machine.environment[name] for name in machine.environment if name.startswith("GPUCKPT_")}
@@ -80,7 +82,9 @@ class Hub:
         self.url = f"http://127.0.0.1:{port}"
         soon = f"--timeout={timeout:g}" + (", --cull-every=1" if timeout < 60 else "")
         text = _CONFIG.format(
-            recipe=RECIPE.read_text().replace('"--timeout=3600"', ", ".join(f'"{word}"' for word in soon.split(", "))),
+            recipe=(recipe or RECIPE.read_text()).replace(
+                '"--timeout=3600"', ", ".join(f'"{word}"' for word in soon.split(", "))
+            ),
             folder=self.folder,
             port=port,
             hub_port=hub_port,
