@@ -144,6 +144,14 @@ def test_a_stream_that_is_destroyed_is_still_waited_for(pools: Pools) -> None:
     assert pools.ask("take(30 << 20, s[1])") == first
 
 
+def test_a_context_is_waited_for_when_it_ends_and_not_when_one_of_those_who_have_it_gives_it_up(pools: Pools) -> None:
+    pools.ask("[cu.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0) for _ in range(2)]")
+    pools.ask("work(s[0]), give(take(30 << 20, s[0]), s[0])")
+    release = "cu.cuDevicePrimaryCtxRelease_v2(0), progress(s[0])"
+    assert pools.ask(release) == [0, [1, 0]]
+    assert pools.ask(release) == [0, [1, 1]]
+
+
 def test_a_thread_s_own_stream_is_waited_for_by_others(pools: Pools) -> None:
     pools.ask("globals().update(own=ctypes.c_void_p(2))")
     first = pools.number("take(30 << 20, own)")

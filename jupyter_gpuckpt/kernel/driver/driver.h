@@ -56,6 +56,7 @@ void wait_at_gate(void);
 /* -- parking.c */
 
 void found_by_the_keeper(void);
+int is_last_release(int device);
 
 /* -- sharing.c */
 

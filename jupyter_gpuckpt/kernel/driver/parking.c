@@ -530,10 +530,21 @@ static void converse(channel *with) {
 /* Have the keeper find this process, which has a CUDA context now, or memory. */
 void found_by_the_keeper(void) { be_there("parking", converse, has_watch, lend); }
 
+static int retained[MOST_DEVICES]; /* how often this process has a GPU's primary context */
+
 int own_cuDevicePrimaryCtxRetain(void **context, int device) {
   int result = cu.PrimaryRetain(context, device);
   if (!result) found_by_the_keeper();
+  if (!result && device >= 0 && device < MOST_DEVICES) __atomic_add_fetch(&retained[device], 1, __ATOMIC_SEQ_CST);
   return result;
+}
+
+/* Note that a primary context is about to be given up once; tell whether it ends by that, as far as is known here. */
+int is_last_release(int device) {
+  if (device < 0 || device >= MOST_DEVICES) return 1;
+  int before = __atomic_fetch_sub(&retained[device], 1, __ATOMIC_SEQ_CST);
+  if (before < 1) __atomic_store_n(&retained[device], 0, __ATOMIC_SEQ_CST);
+  return before <= 1;
 }
 
 int own_cuCtxCreate_v2(void **context, unsigned flags, int device) {

@@ -155,7 +155,7 @@ static void end_streams(void *context, int device) {
   pthread_mutex_lock(&busy);
   for (stream *s = streams; s; s = s->next) {
     if ((context ? s->context != context : s->device != device) || cu.CtxPush(s->context)) continue;
-    if (!s->destroyed && !s->of_thread) cu.StreamSynchronize(s->handle);
+    if (can_be_asked(s)) cu.StreamSynchronize(s->handle); /* one that is captured would lose its graph by that */
     else if (s->recorded) cu.EventSynchronize(s->event);
     if (s->event) cu.EventDestroy(s->event);
     s->event = NULL;
@@ -180,7 +180,7 @@ int own_cuDevicePrimaryCtxReset_v2(int device) {
 }
 
 int own_cuDevicePrimaryCtxRelease_v2(int device) {
-  end_streams(NULL, device);
+  if (is_last_release(device)) end_streams(NULL, device);
   return cu.PrimaryRelease(device);
 }
 
