@@ -16,7 +16,7 @@ from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.cuda import CudaWorker
 from jupyter_gpuckpt.linux.processes import descendants
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400), pytest.mark.shared_kernel]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 _TAKEN = 64 << 20
 """Bytes by which what the driver keeps for itself differs from one look to the next."""
@@ -316,7 +316,6 @@ def test_a_cell_that_finds_too_little_can_be_run_again_when_others_sleep(start: 
         assert says(idle, "check() == c") == "True"
 
 
-@pytest.mark.shared_kernel(False)
 @pytest.mark.parametrize("size", [1, 24])
 def test_wake_times(notebook: Notebook, size: int) -> None:
     notebook.run(BIG.format(size=size * GIB), timeout=120)
