@@ -204,7 +204,7 @@ def _shown(opened: websocket.WebSocket, asked: str) -> Iterator[str]:
             continue
         if kind == "stream":
             yield content["text"]
-        elif kind in ("execute_result", "display_data"):
+        elif kind in ("execute_result", "display_data", "update_display_data"):
             yield content["data"].get("text/plain", "")
         elif kind == "error":
             yield f"{content['ename']}: {content['evalue']}"
