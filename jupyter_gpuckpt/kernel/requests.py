@@ -265,12 +265,13 @@ def broken_off(op: str, then: str) -> KeeperGone:
 
 
 def _ended(op: str, lock: Path) -> KeeperGone:
-    """Return what to say of an operation whose keeper has not told for a while, and that its lock does not tell."""
+    """Return what to say of an operation whose keeper is silent, and does not hold its lock."""
     if lock.exists():
         return broken_off(op, "The kernel gets a new one automatically within seconds.")
     return KeeperGone(
-        f"The {op} was not carried out; the kernel keeps running.",
-        "Nobody answers, and files were removed from its folder, as programs do that remove old temporary files.",
+        "The kernel can no longer be saved or restored; it keeps running.",
+        "Its keeper does not answer, and files were removed from its folder, as programs do that remove old temporary "
+        "files.",
         "Write what you need to a file, and restart the kernel. Set JUPYTER_RUNTIME_DIR, where Jupyter is started, to "
         "a folder that nothing cleans.",
     )
