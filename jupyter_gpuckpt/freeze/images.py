@@ -236,6 +236,11 @@ def plain_areas(raw: bytes) -> Iterator[tuple[int, int]]:
                 yield vma.start, vma.end
 
 
+def heaps(raw: bytes) -> list[tuple[int, int]]:
+    """Return start and end of the areas of an ``mm-N.img`` that are the C library's heap (brk(2))."""
+    return [(vma.start, vma.end) for entry in _entries(raw, "mm") for vma in entry.vmas if vma.status & _VMA_HEAP]
+
+
 def mapped_files(images: Path) -> set[str]:
     """Return the paths of the files that areas of the tree's memory lie in."""
     paths = paths_by_id((images / "files.img").read_bytes())

@@ -135,11 +135,12 @@ class Copy:
         number, own = pages.placed(self._raw)
         self._file = into / f"pages-{number}.img"
         self.image = self._file.name
-        areas = list(images.private_areas((into / f"mm-{self.process}.img").read_bytes()))
+        mm = (into / f"mm-{self.process}.img").read_bytes()
+        areas = list(images.private_areas(mm))
         runs = [_Run(begin, end, _IMAGE, at) for begin, end, at in own]
         runs += _left_out(wanted, areas, [(begin, end) for begin, end, _ in own])
         self._runs = sorted(runs, key=lambda run: run.begin)
-        self.runs = pages.joined((run.begin, run.end) for run in self._runs)
+        self.runs = pages.apart(pages.joined((run.begin, run.end) for run in self._runs), images.heaps(mm))
         self.trusted = pages.joined((run.begin, run.end) for run in self._runs if run.source == _TWIN)
         self.pieces = unchanged.plan(self.runs, ())
 

@@ -11,7 +11,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["LONG", "Area", "joined", "pagemap", "pieces", "placed", "windows"]
+from . import images
+
+__all__ = ["LONG", "Area", "apart", "joined", "pagemap", "pieces", "placed", "windows"]
 
 Area = tuple[int, int]
 """A run of pages: its first address, and its end."""
@@ -25,6 +27,8 @@ _WINDOWS = 2048
 over its memory, a few bytes here and there, and of a small kernel nearly all large windows would be changed."""
 LONG = 2 * LARGEST_WINDOW
 """Bytes from which on a run of pages is long: an array of its own, which may be elsewhere in the next dump."""
+_LARGEST_HEAP = 64 * 1024 * 1024
+"""A heap of more bytes is cut as arrays are: it would make the windows of all other memory larger."""
 
 _PAGES_ID = 1
 _ADDRESS, _COUNT, _IN_PARENT, _FLAGS, _LONG_COUNT = 1, 2, 3, 4, 5  # CRIU before 4.2 has no long count
@@ -35,9 +39,9 @@ _VARINT = 0
 def windows(image: Path) -> Sequence[int] | None:
     """Return the sizes (bytes) of the pieces of a ``pages-N.img`` that belong together.
 
-    A long run of pages is one piece, however long. Scattered ones make a piece with those of the same window of
-    memory: so they are found again wherever they stand in another dump of the process. None for any other file, and
-    where no pagemap explains it.
+    A long run of pages is one piece, however long, but for a heap's. Scattered ones make a piece with those of the same
+    window of memory: so they are found again wherever they stand in another dump of the process. None for any other
+    file, and where no pagemap explains it.
     """
     if not (image.name.startswith("pages-") and image.suffix == ".img"):
         return None
@@ -46,7 +50,10 @@ def windows(image: Path) -> Sequence[int] | None:
         messages = _messages(pagemap.read_bytes())
         try:
             if str(next(messages, {}).get(_PAGES_ID)) == number:
-                return [sum(end - begin for begin, end in piece) for piece in pieces(joined(_runs(messages)))]
+                mm = pagemap.with_name(pagemap.name.replace("pagemap-", "mm-"))
+                heaps = images.heaps(mm.read_bytes()) if mm.exists() else []
+                runs = apart(joined(_runs(messages)), heaps)
+                return [sum(end - begin for begin, end in piece) for piece in pieces(runs)]
         except (IndexError, struct.error):
             return None  # not as this version of CRIU writes it
     return None
@@ -87,7 +94,7 @@ def _packed(value: int) -> bytes:
 
 
 def pieces(runs: Iterable[Area]) -> list[tuple[Area, ...]]:
-    """Return where the pieces of an image with these runs of pages, in order and apart, are in memory.
+    """Return where the pieces of an image with these runs of pages, which are in order, are in memory.
 
     One that is longer than `LARGEST_WINDOW` is a long run; the others are small.
     """
@@ -126,6 +133,27 @@ def joined(runs: Iterable[Area]) -> list[Area]:
             found[-1] = found[-1][0], end
         elif end > begin:
             found.append((begin, end))
+    return found
+
+
+def apart(runs: Iterable[Area], heaps: Sequence[Area]) -> list[Area]:
+    """Return runs of pages with those of heaps in parts, none of which is long: they are cut into windows.
+
+    A heap stays where it is, and what a program changes lies all over it: with large chunks it would be stored as a
+    whole by each save.
+    """
+    if sum(end - begin for begin, end in heaps) > _LARGEST_HEAP:
+        return list(runs)
+    found: list[Area] = []
+    for begin, end in runs:
+        at = begin
+        for first, last in heaps:
+            inside = range(first + LARGEST_WINDOW - first % LARGEST_WINDOW, last, LARGEST_WINDOW)
+            for cut in (first, *inside, last):
+                if at < cut < end:
+                    found.append((at, cut))
+                    at = cut
+        found.append((at, end))
     return found
 
 

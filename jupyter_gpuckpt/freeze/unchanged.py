@@ -129,7 +129,7 @@ def _read(pagemap: int, begin: int, end: int) -> bytes:
 def plan(runs: Sequence[Area], known: Iterable[Part]) -> list[int | Part]:
     """Return how an image with these runs of pages is to be cut: into parts that are known, and sizes of what is not.
 
-    `runs` are in order, and apart. A size above `LARGEST_WINDOW` is of a stretch that is to be cut by its content.
+    `runs` are in order. A size above `LARGEST_WINDOW` is of a stretch that is to be cut by its content.
     """
     by_place = {part.where: part for part in known}
     single = sorted(where[0] for where in by_place if len(where) == 1)

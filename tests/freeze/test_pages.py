@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.freeze.pages import LONG, PAGE, SMALLEST_WINDOW, windows
+from jupyter_gpuckpt.freeze.pages import LONG, PAGE, SMALLEST_WINDOW, apart, joined, pieces, windows
 
 PRESENT, LAZY, PARENT = 4, 2, 1
 W = SMALLEST_WINDOW // PAGE
@@ -53,6 +53,23 @@ def test_pages_that_are_not_in_the_image_count_for_nothing(tmp_path: Path) -> No
 def test_a_long_run_is_one_piece_whatever_its_parts(tmp_path: Path) -> None:
     image = write(tmp_path, [(1, 1, PRESENT), (L + 5, 5, PRESENT), (L + 10, L, PRESENT | LAZY), (9 * L, 1, PRESENT)])
     assert windows(image) == [PAGE, LONG + 5 * PAGE, PAGE]
+
+
+def test_a_heap_is_cut_into_windows_however_long_it_is(tmp_path: Path) -> None:
+    begin, heap = 5 * PAGE, (7 * PAGE, 7 * PAGE + 3 * LONG)
+    array = (heap[1] + PAGE, heap[1] + PAGE + LONG)
+    runs = [(begin, heap[1]), array]  # what is before the heap has no gap to it
+    assert pieces(apart(runs, [])) == [(run,) for run in runs]
+    cut = pieces(apart(runs, [heap]))
+    assert cut[-1] == (array,)
+    assert all(piece[-1][1] - piece[0][0] <= SMALLEST_WINDOW for piece in cut[:-1])
+    assert joined(area for piece in cut for area in piece) == runs
+    # It may grow: what was cut stays so.
+    longer = pieces(apart([(begin, heap[1] + LONG)], [(heap[0], heap[1] + LONG)]))
+    assert longer[: len(cut) - 2] == cut[:-2]
+    # One that is large would make the windows of all memory large.
+    large = (heap[0], heap[0] + 65 * 2**20)
+    assert pieces(apart([large], [large])) == [(large,)]
 
 
 def test_the_windows_of_a_large_image_are_larger_and_not_many_more(tmp_path: Path) -> None:

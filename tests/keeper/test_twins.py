@@ -33,7 +33,12 @@ def sleeper(notebook: Notebook) -> int:
 
 def twins(notebook: Notebook) -> list[int]:
     noted = [int.from_bytes(path.read_bytes()[:8], "little") for path in regions(notebook)]
-    return [pid for pid in processes.descendants(sleeper(notebook)) if processes.inner_pid(pid) in noted]
+    found = []
+    for pid in processes.descendants(sleeper(notebook)):
+        with contextlib.suppress(OSError):  # one of what the script starts, which has ended since
+            if processes.inner_pid(pid) in noted:
+                found.append(pid)
+    return found
 
 
 def status_of(pid: int) -> dict[str, str]:
