@@ -54,6 +54,11 @@ def dump_environment(images: str) -> Mapping[str, str]:
     return {"GPUCKPT_DUMP_UNREAD": images}
 
 
+NOT_ACCEPTED = "tcp-not-accepted"
+"""A file in the folder of the images, by whose being there the library is asked to have criu give up where a connection
+inside the tree is not accepted yet; it has a content then."""
+
+
 def restore_arguments(images: Path, log: Path, left: Left) -> Sequence[str]:
     """Return criu's arguments to restore a tree and leave it, as asked, to process 1."""
     stopped = ("--leave-stopped",) if left == "stopped" else ()

@@ -10,6 +10,9 @@
  * (`criu_under_way.c`). For others it has to arrive, which it does while the processes stand still: where the receiver
  * has no room for it, it is given more. Only a connection of which all is known, in both directions, is written down.
  *
+ * Where a connection inside the tree waits to be accepted, criu gives up as often as it is asked to: whoever accepts it in
+ * the next moment, may.
+ *
  * All of it is done by a child of criu's. If criu is killed, the child leaves the sockets as they were.
  *
  * A connection is inside the tree where the socket at its other end is open in a process of this PID namespace. One that
@@ -58,7 +61,7 @@
 
 enum {
 	RECEIVES = 2,		  /* linux/socket.h, SOCK_RCVBUF_LOCK */
-	CLOSE_WAIT = 8,
+	ESTABLISHED = 1, CLOSE_WAIT = 8, LISTEN = 10, /* net/tcp_states.h */
 	END = 32 + 1 + 4 + 1,     /* an address and a port, in hexadecimal digits */
 	LOOK = 1000,		  /* microseconds between looks */
 	QUIET = 1,		  /* looks in which nothing moves until nothing is taken to move by itself */
@@ -89,6 +92,7 @@ static struct room {
 static size_t rooms_count;
 
 static const char *folder; /* where what is unread is written down */
+static int is_one_waiting; /* a connection inside the tree that nobody has accepted yet */
 static pid_t parent;
 
 /* Make room for one more; NULL, and what was there is as it was, where there is none. */
@@ -154,7 +158,7 @@ static void note(int pidfd, int fd, unsigned long inode)
 	}
 }
 
-/* Have `visit` see all connections of one table of the kernel's (proc(5)); `mapped` is put before each address. */
+/* Have `visit` see all connections, and sockets that listen, of one table of the kernel's (proc(5)); `mapped` is put before each address. */
 static void visit_table(const char *path, const char *mapped, void (*visit)(const struct connection *))
 {
 	char line[512], here[33], there[33], here_port[5], there_port[5];
@@ -163,7 +167,7 @@ static void visit_table(const char *path, const char *mapped, void (*visit)(cons
 		struct connection one = {.own = -1};
 		if (sscanf(line, "%*d: %32[0-9A-F]:%4[0-9A-F] %32[0-9A-F]:%4[0-9A-F] %x %lx:%*x %*s %*s %*s %*s %lu",
 			   here, here_port, there, there_port, &one.state, &one.unsent, &one.inode) != 7 ||
-		    strcmp(there_port, "0000") == 0)
+		    (strcmp(there_port, "0000") == 0 && one.state != LISTEN))
 			continue;
 		snprintf(one.here, sizeof one.here, "%s%s:%s", mapped, here, here_port);
 		snprintf(one.there, sizeof one.there, "%s%s:%s", mapped, there, there_port);
@@ -375,12 +379,28 @@ static void write_unread(int fd, const char *path)
 	free(unread);
 }
 
-/* Note which of the tree's ends have another end that somebody outside the tree has. */
+/* Tell whether the tree listens at the port of this address. */
+static int listens_at(const char *address)
+{
+	const char *port = strrchr(address, ':');
+	for (size_t i = 0; i < connections_count; i++)
+		if (connections[i].state == LISTEN && strcmp(strrchr(connections[i].here, ':'), port) == 0)
+			return 1;
+	return 0;
+}
+
+/* Note which of the tree's ends have another end that somebody outside the tree has, or that waits to be accepted. */
 static void note_holder(const struct connection *of)
 {
-	for (size_t i = 0; i < connections_count; i++)
-		if (of->inode != 0 && connections[i].other == NULL && is_between(of, connections + i))
+	int waits = of->inode == 0 && (of->state == ESTABLISHED || of->state == CLOSE_WAIT);
+	for (size_t i = 0; (of->inode != 0 || waits) && i < connections_count; i++) {
+		if (connections[i].other != NULL || !is_between(of, connections + i))
+			continue;
+		if (!waits)
 			connections[i].is_held_outside = 1;
+		else if (listens_at(of->here))
+			is_one_waiting = 1;
+	}
 }
 
 /* Tell whether all has arrived at an end that will ever, as far as it can be known on this machine. */
@@ -458,29 +478,46 @@ static void save_all(void)
 		visit_sockets(take_room_back);
 }
 
-/* Have a child do it, which nobody ends who ends criu, nor criu's session; without one, it is done here. */
-static void have_all_saved(void)
+/* Tell whether it is better to try again, and say so to whoever has started criu: by a file, if there is one for that. */
+static int asks_again(void)
 {
+	char path[PATH_MAX];
+	snprintf(path, sizeof path, "%s/tcp-not-accepted", folder);
+	int file = is_one_waiting ? open(path, O_WRONLY | O_CLOEXEC) : -1, is_told = file >= 0 && write(file, "1", 1) == 1;
+	if (file >= 0)
+		close(file);
+	return is_told;
+}
+
+/* Have a child do it, which nobody ends who ends criu, nor criu's session; without one, it is done here.
+ * Tell whether it is better to try again. */
+static int have_all_saved(void)
+{
+	int status = 0;
 	parent = getpid();
 	pid_t child = fork();
 	if (child == 0) {
 		setsid();
 		save_all();
-		_exit(0);
+		_exit(asks_again());
 	}
-	while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR)
+	while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;
+	if (child > 0)
+		return WIFEXITED(status) && WEXITSTATUS(status) != 0;
 	parent = getppid();
-	if (child < 0)
-		save_all();
+	save_all();
+	return asks_again();
 }
 
 PUBLIC int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict length)
 {
 	/* criu asks this of each TCP socket that it saves: from the first on, all processes stand still. */
 	if (level == IPPROTO_TCP && name == TCP_NODELAY && folder == NULL &&
-	    (folder = getenv("GPUCKPT_DUMP_UNREAD")) != NULL)
-		have_all_saved();
+	    (folder = getenv("GPUCKPT_DUMP_UNREAD")) != NULL && have_all_saved()) {
+		errno = EAGAIN;
+		return -1;
+	}
 	return syscall(SYS_getsockopt, fd, level, name, value, length);
 }
 

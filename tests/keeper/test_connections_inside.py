@@ -377,6 +377,31 @@ def test_connections_that_nobody_accepted_and_such_that_are_being_made_do_not_fa
         notebook.run("again = socket.create_connection(own.getsockname()); accepted = own.accept()[0]")
 
 
+def test_a_connection_that_is_accepted_in_the_next_moment_comes_back_open(
+    criu: Criu, notebook: Notebook, tmp_path: Path
+) -> None:
+    """A save that meets it tries again: what it was sent cannot be read before it is accepted."""
+    seen, accepted = tmp_path / "seen", tmp_path / "accepted"
+    notebook.run(f"""
+        import pathlib, socket, threading, time
+        own = socket.create_server(("127.0.0.1", 0))
+        waiting = socket.create_connection(own.getsockname()); waiting.sendall(b"hello")
+        def accept():
+            global accepted
+            while not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.01)
+            accepted = own.accept()[0]; pathlib.Path({str(accepted)!r}).touch()
+        threading.Thread(target=accept).start()
+    """)
+    # The second dump begins when it is accepted, which happens when the first has ended.
+    again = f'touch "{seen}"; while [ ! -e "{accepted}" ]; do sleep 0.01; done'
+    criu.first("dump", f'if [ -e "{tmp_path}/met" ]; then {again}; else touch "{tmp_path}/met"; fi')
+    notebook.run("%gpuckpt save here")
+    criu.honest()
+    for _ in range(2):
+        assert notebook.value("accepted.recv(5)") == "b'hello'"
+        assert "TCP" not in notebook.run("%gpuckpt restore here").text
+
+
 SERVES = """
 import asyncio
 from tornado.httpserver import HTTPServer

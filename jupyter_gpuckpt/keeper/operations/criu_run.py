@@ -27,11 +27,16 @@ from .parts import KERNEL_LOG
 log = logging.getLogger("gpuckpt.keeper")
 
 _LOG_ROOM = 1 << 16  # below so much free disk criu's log may have been lost, in bytes
-_DUMPS = 3  # how often criu is run where a child that ends at the wrong moment makes it give up
+_DUMPS = 3  # how often criu is run where a child that ends at the wrong moment makes it give up, and the like
+_ACCEPT = 0.1  # how long a program has then to accept a connection, in seconds
 _LET_GO = 10.0  # how long processes may stay held when their criu has ended, in seconds
 _LOOK = 0.002  # seconds
 _KILLED = 30.0  # how long the criu of a dead keeper may take to end when it was killed, in seconds
 _STALLED = 10.0  # how long the criu of a dead keeper may do nothing before it is killed, in seconds
+
+
+class _NotAccepted(Exception):
+    """The tree has connections to itself that it has not accepted yet."""
 
 
 async def dump(
@@ -69,12 +74,28 @@ async def dump(
         more |= twin.asked_for(pid, settings.NAMESPACE_RUN_DIR) if has_twins else {}
         return _run(space, program, arguments, more, seconds, started)
 
+    waiting = outside / criu.NOT_ACCEPTED
+
+    async def run_unless_waiting() -> int:
+        status = await run()
+        if status != 0 and waiting.exists() and waiting.stat().st_size:
+            raise _NotAccepted
+        return status
+
     for tries_left in reversed(range(_DUMPS)):
+        # What waits for longer comes back closed.
+        waiting.unlink(missing_ok=True)
+        if tries_left:
+            waiting.touch(0o600)
         try:
-            await _outcome(run(), log_file, failure, seconds)
+            await _outcome(run_unless_waiting(), log_file, failure, seconds)
+            waiting.unlink(missing_ok=True)
             return
         except BaseException as e:
             await asyncio.to_thread(twin.end, space.run_dir, space.outer)
+            if isinstance(e, _NotAccepted):
+                await asyncio.sleep(_ACCEPT)
+                continue
             if not isinstance(e, SaveFailed) or not tries_left:
                 raise
             if criu_errors.in_log(log_file).cause is not criu_errors.Cause.INTERRUPTED:
