@@ -53,6 +53,9 @@ def cluster(whole_cluster: Kubernetes) -> Iterator[Kubernetes]:
     cluster = whole_cluster
     cluster.applies_kustomization("seccomp", "kube-system")
     cluster.kubectl("rollout", "status", "daemonset/gpuckpt-seccomp", "--namespace=kube-system", "--timeout=240s")
+    for node in map(cluster.hosts.__getitem__, NODES):
+        # On one that has just booted again, the rollout still counts the pod that was there before.
+        wait_for(lambda node=node: _has_profile(node), f"the seccomp profile does not come to {node.name}")
     before = {name: cluster.hosts[name].mounts() for name in NODES}
     yield cluster
     cluster.kubectl("delete", _KINDS, "--all", "--ignore-not-found", "--timeout=240s")
@@ -62,6 +65,10 @@ def cluster(whole_cluster: Kubernetes) -> Iterator[Kubernetes]:
         cluster.kubectl("uncordon", node.name)
         wait_for(lambda node=node: not _left_on(node), f"processes are left on {node.name}")
         wait_for(lambda node=node: node.mounts() <= before[node.name], f"mounts are left on {node.name}")
+
+
+def _has_profile(node: Host) -> bool:
+    return "seccomp/gpuckpt.json" in node.does("find", "/var/lib/kubelet/seccomp", "-name", "gpuckpt.json", check=False)
 
 
 def _left_on(node: Host) -> list[int]:
