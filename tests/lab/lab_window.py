@@ -229,6 +229,10 @@ class Window:
         told.wait_for()
         return told
 
+    def answer(self, told: Locator, button: str) -> None:
+        """Press a button of a notification, by the keyboard: it moves under the mouse where another one goes."""
+        told.get_by_role("button", name=button).press("Enter")
+
     def is_told_nothing_more(self) -> None:
         """Wait until the notifications have gone by themselves; those under the mouse stay."""
         self.page.mouse.move(0, 0)

@@ -104,7 +104,7 @@ def test_what_would_be_lost_can_be_saved_first(lab: Server, open_window: OpenWin
     window.accept("Save")
     told = window.is_told("Restored one")
     assert window.value("x") == "1"
-    told.get_by_role("button", name="Undo").click()
+    window.answer(told, "Undo")
     window.is_told("Restored two")
     assert window.value("x") == "2"
     # And is, where nobody asks for it.
@@ -113,7 +113,7 @@ def test_what_would_be_lost_can_be_saved_first(lab: Server, open_window: OpenWin
     expect(window.dialog).to_contain_text("It is saved first if that takes a moment")
     window.accept("Restore")
     told = window.is_told(re.compile("Restored one in .* What the kernel was before is kept as auto-"))
-    told.get_by_role("button", name="Undo").click()
+    window.answer(told, "Undo")
     window.is_told("Restored auto-")
     assert window.value("x") == "3"
 
@@ -189,7 +189,7 @@ def test_a_snapshot_is_renamed_and_that_taken_back(lab: Server, open_window: Ope
     window.accept("Rename")
     expect(window.line("new")).to_contain_text("here")
     expect(window.sidebar).to_contain_text("Based on new")
-    window.is_told("old is now new").get_by_role("button", name="Undo").click()
+    window.answer(window.is_told("old is now new"), "Undo")
     expect(window.line("old")).to_be_visible()
     expect(window.line("new")).to_have_count(0)
 
@@ -222,7 +222,7 @@ def test_a_note_and_tags_are_changed_and_that_taken_back(lab: Server, open_windo
     expect(line.locator("em")).to_have_text(["best", "v2"])
     expect(line).to_contain_text("a typo")
     assert store.trusted("noted").message == "a typo"
-    told.get_by_role("button", name="Undo").click()
+    window.answer(told, "Undo")
     expect(line).to_contain_text("a tpyo")
     expect(line.locator("em")).to_have_text(["old"])
 
@@ -538,7 +538,7 @@ def test_a_failure_says_why_and_what_next(lab: Server, open_window: OpenWindow) 
     window.toolbar("gpuckpt-save").click()
     window.accept("Save")
     told = window.page.locator(".Toastify__toast--error")
-    told.get_by_role("button", name="Why, and what next").click()
+    window.answer(told, "Why, and what next")
     expect(window.dialog).to_contain_text("ZeroDivisionError")
     expect(window.dialog).to_contain_text("Next:")
     assert window.accessibility_faults(".jp-Dialog") == []
@@ -559,7 +559,7 @@ def test_the_log_is_behind_an_error(lab: Server, open_window: OpenWindow) -> Non
             window.toolbar("gpuckpt-save").click()
             window.accept("Save")
             told = window.page.locator(".Toastify__toast--error")
-            told.get_by_role("button", name="Why, and what next").click()
+            window.answer(told, "Why, and what next")
     window.accept("Show the log")
     expect(window.dialog.get_by_role("region", name="CRIU")).to_contain_text("half of stream unix connection")
     assert window.accessibility_faults(".jp-Dialog") == []
