@@ -42,7 +42,8 @@ def top(tmp_path: Path) -> Iterator[Path]:
 
 
 def _tree(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    """Return what lies in a folder, but for what Python compiled: whether it keeps that is the machine's to say."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 
 def test_a_kernel_comes_back_where_its_environment_is_not(
