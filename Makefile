@@ -44,7 +44,7 @@ test:
 	@test -e /dev/nvidiactl && echo 'The tests marked gpu run by themselves: make test-gpu' || \
 		echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
-	@echo 'The tests run in seven parts at once, and their lines alternate (about twenty minutes on two processors) ...'
+	@echo 'The tests run in seven parts at once, and their lines alternate (25 to 50 minutes on two processors) ...'
 	@$(MAKE) --no-print-directory --jobs=7 --keep-going $(PARTS)
 
 # Most of a test is waiting: for a kernel, for criu, for a page. The parts take about as long as each other.
