@@ -50,6 +50,17 @@ def _shared(owner: Process, size: int) -> tuple[int, str]:
     return address, handle
 
 
+def test_a_process_can_be_asked_from_when_it_has_memory(both: tuple[Process, Process]) -> None:
+    """On one processor the thread that answers begins only when the one that makes it waits."""
+    owner, _ = both
+    (processor, *_) = os.sched_getaffinity(owner.pid)
+    os.sched_setaffinity(owner.pid, {processor})
+    names = "[open(f'/proc/self/task/{task}/comm').read().strip() for task in os.listdir('/proc/self/task')]"
+    result, there = owner.ask(f"[alloc({MIB}), {names}]")
+    assert result == 0
+    assert parking_channel.THREAD in there
+
+
 def test_what_one_process_shares_another_has_at_once(both: tuple[Process, Process]) -> None:
     owner, other = both
     other.ask("enter()")

@@ -15,7 +15,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -66,12 +65,9 @@ int open_fifo(const char *end, int flags) {
 }
 
 static void *wait_for_the_keeper(void *nothing) {
-  char comm[16];
   sigset_t called;
   siginfo_t info;
   const struct timespec pause = {.tv_nsec = IDLE};
-  snprintf(comm, sizeof comm, "gpuckpt-%s", name);
-  prctl(PR_SET_NAME, comm);
   sigemptyset(&called);
   sigaddset(&called, CALLED);
   for (int more = 0;;) {
@@ -90,6 +86,7 @@ static void *wait_for_the_keeper(void *nothing) {
 }
 
 void be_there(const char *of, void (*converse_)(channel *), int (*idle_)(void), void (*answer_)(int)) {
+  char comm[16];
   pthread_attr_t attributes;
   pthread_t thread;
   sigset_t all, before;
@@ -105,6 +102,9 @@ void be_there(const char *of, void (*converse_)(channel *), int (*idle_)(void), 
     failed = pthread_create(&thread, &attributes, wait_for_the_keeper, NULL);
     pthread_attr_destroy(&attributes);
   }
+  /* Not by the thread itself, which may begin later: whoever has heard that there is memory here looks for it. */
+  snprintf(comm, sizeof comm, "gpuckpt-%s", name);
+  if (!failed) pthread_setname_np(thread, comm);
   if (failed) __atomic_store_n(&there, 0, __ATOMIC_SEQ_CST); /* another time */
   pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
