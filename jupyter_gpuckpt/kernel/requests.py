@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -51,6 +53,34 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+class _Inbox:
+    """What came of a request, in its order; a signal's handler may put something in while its thread waits here.
+
+    Before Python 3.13, `SimpleQueue.get` waits without end where it was interrupted, as by any dump, and its time is
+    over by then.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[News | _Interrupted] = queue.SimpleQueue()
+        self._filled = threading.Lock()
+        """Released when something was put in; only a lock of this kind can be where the handler interrupts a wait."""
+        self._filled.acquire()
+
+    def put(self, news: News | _Interrupted) -> None:
+        self._queue.put(news)
+        with contextlib.suppress(RuntimeError):  # somebody else has released it meanwhile
+            self._filled.release()
+
+    def get(self, timeout: float) -> News | _Interrupted:
+        """Wait for so many seconds for the next. Raises `queue.Empty`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get_nowait()
+            if not self._filled.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                raise queue.Empty
+
+
 class _Waiting:
     """A request to the keeper that has not been answered yet.
 
@@ -64,7 +94,7 @@ class _Waiting:
         self.op, self.operation = op, operation
         self.is_cells = threading.current_thread() is threading.main_thread()
         """Whether a cell waits for it, and nothing beside the cells."""
-        self.news: queue.SimpleQueue[News | _Interrupted] = queue.SimpleQueue()
+        self.news = _Inbox()
         self.afterwards = afterwards
         self.is_left = False
         """Whether nobody waits for the end of it any more."""

@@ -27,6 +27,7 @@ from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import KeeperGone
+from jupyter_gpuckpt.kernel.requests import _ALIVE_EVERY
 
 pytestmark = pytest.mark.shared_kernel
 
@@ -99,6 +100,18 @@ def test_while_criu_dumps(criu: Criu, notebook: Notebook, stage: str) -> None:
     wait_until(lambda: notebook.value("x, len(told)") == "1 1")
     assert "was aborted" in notebook.value("told[0]")
     assert not names()
+    assert_works(notebook)
+
+
+def test_a_cell_hears_of_it_by_itself_after_a_long_pause(criu: Criu, notebook: Notebook) -> None:
+    """Each of its waits is interrupted by a dump, and may be over by the end of one; nobody looks after the keeper."""
+    with criu.held_at("dump", "pre-dump") as reached:
+        cell = Asked(notebook, "%gpuckpt save lost")
+        reached()
+        time.sleep(3 * _ALIVE_EVERY)
+        kill_keeper(notebook)
+    assert cell.answer()["ename"] == "KeeperGone"
+    assert notebook.manager.is_alive()
     assert_works(notebook)
 
 
