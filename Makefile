@@ -44,39 +44,35 @@ test:
 	@test -e /dev/nvidiactl && echo 'The tests marked gpu run by themselves: make test-gpu' || \
 		echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
-	@echo 'The tests run in seven parts at once, and their lines alternate (25 to 50 minutes on two processors) ...'
-	@$(MAKE) --no-print-directory --jobs=7 --keep-going $(PARTS)
+	@echo 'The tests run in parts, four at once; what each says comes when it ends (25 to 50 minutes on two processors) ...'
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going $(PARTS)
 
-# Most of a test is waiting: for a kernel, for criu, for a page. The parts take about as long as each other.
-PARTS := test-lab test-keeper-a test-keeper-f test-keeper-s test-servers test-users test-others
-KEEPER_A := $(wildcard tests/keeper/test_[a-e]*.py)
-KEEPER_F := $(wildcard tests/keeper/test_[f-r]*.py)
-USERS := tests/broker tests/cli
-KERNELS := tests/kernel tests/jobs
-WITH_GPU := $(if $(wildcard /dev/nvidiactl),tests/gpu)
-KERNEL_P := $(wildcard tests/kernel/test_[p-z]*.py)
+# Four at once, since a part waits much: for a kernel, for criu, for a page. The longest begins first, the shortest last.
+PARTS := test-keeper-c test-lab test-jobs test-broker test-keeper-s test-keeper-d test-keeper-l test-server test-keeper-t \
+	test-cli test-store test-others test-kernel-p test-kernel-a
+keepers = $(wildcard tests/keeper/test_[$1]*.py)
+test-lab: THESE = tests/lab
+test-broker: THESE = tests/broker
+test-cli: THESE = tests/cli
+test-jobs: THESE = tests/jobs
+test-keeper-c: THESE = $(call keepers,a-c)
+test-keeper-d: THESE = $(call keepers,d-k)
+test-keeper-l: THESE = $(call keepers,l-r)
+test-keeper-s: THESE = $(call keepers,s)
+test-keeper-t: THESE = $(call keepers,t-z)
+test-kernel-a: THESE = $(wildcard tests/kernel/test_[a-o]*.py)
+test-kernel-p: THESE = $(wildcard tests/kernel/test_[p-z]*.py)
+test-server: THESE = tests/server
+test-store: THESE = tests/store
+# Those with a target of their own, and tests/gpu, which says why it does not run where there is no GPU.
+APART := hub kubernetes pods programs shared_store slurm $(if $(wildcard /dev/nvidiactl),gpu)
+IN_PARTS := broker cli jobs keeper kernel lab server store
+test-others: THESE = $(patsubst %,--ignore=tests/%,$(APART) $(IN_PARTS))
 
 .PHONY: $(PARTS)
-test-keeper-a:
-	@$(BIN)/python -m pytest $(KEEPER_A) tests/kernel $(patsubst %,--ignore=%,$(KERNEL_P))
-
-test-keeper-f:
-	@$(BIN)/python -m pytest $(KEEPER_F)
-
-test-keeper-s:
-	@$(BIN)/python -m pytest tests/keeper $(patsubst %,--ignore=%,$(KEEPER_A) $(KEEPER_F))
-
-test-lab:
-	@$(BIN)/python -m pytest tests/lab tests/jobs
-
-test-servers:
-	@$(BIN)/python -m pytest tests/server $(KERNEL_P)
-
-test-users:
-	@$(BIN)/python -m pytest $(USERS)
-
-test-others:
-	@$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(WITH_GPU) tests/keeper tests/hub tests/kubernetes tests/pods tests/programs tests/shared_store tests/slurm tests/lab tests/server $(USERS) $(KERNELS))
+$(PARTS):
+	@echo '$@:'
+	@$(BIN)/python -m pytest $(THESE)
 
 # Not beside anything else: several programs at a GPU at once make its driver 20 to 40 times slower.
 test-gpu: setup
