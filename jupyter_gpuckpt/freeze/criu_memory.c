@@ -27,6 +27,9 @@
  */
 #ifdef __x86_64__
 #define _GNU_SOURCE
+#include "criu_waits.h"
+
+#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -569,8 +572,12 @@ PUBLIC long ptrace(int request, ...)
 		if (request == PTRACE_DETACH && all_is_saved())
 			make_twins();
 	}
-	if (request < PTRACE_PEEKTEXT || request > PTRACE_PEEKUSR)
-		return trace(request, pid, address, data);
+	if (request < PTRACE_PEEKTEXT || request > PTRACE_PEEKUSR) {
+		long failed = trace(request, pid, address, data);
+		if (request == PTRACE_GETREGSET && failed == 0 && address == NT_PRSTATUS)
+			show_as_begun_again((const struct iovec *)data);
+		return failed;
+	}
 	long word, result = trace(request, pid, address, (uintptr_t)&word); /* the system call's own way, ptrace(2) */
 	if (result < 0)
 		return result;

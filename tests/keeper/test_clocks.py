@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from command_line import run
 from job_programs import Job, ask, free_port, program
+from keeper_faults import Asked, Criu
+from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt.store import Store
 
@@ -29,6 +31,28 @@ while True:
     _, asker = s.recvfrom(100)
     n += 1
     s.sendto(str(n).encode(), asker)
+"""
+
+_WAITS = """
+import ctypes, queue, threading, time
+libc, semaphore = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(64)
+libc.sem_init(semaphore, 0, 0)
+waits, errors, go = 0, set(), True
+def wait():
+    global waits
+    while go:
+        until = time.time() + 0.5
+        libc.sem_timedwait(semaphore, (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9)))
+        errors.add(ctypes.get_errno())
+        waits += 1
+threading.Thread(target=wait, daemon=True).start()
+def get():
+    for _ in range(10):
+        try: queue.SimpleQueue().get(timeout=0.5)  # before Python 3.13 it never ends after EINTR if its time is over
+        except queue.Empty: pass
+    ended.set()
+ended = threading.Event()
+threading.Thread(target=get, daemon=True).start()
 """
 
 
@@ -101,3 +125,21 @@ def test_what_was_to_be_deleted_does_not_wait_for_a_clock_that_was_set_back(tmp_
     (store / "condemned.json").write_text(json.dumps({pack.name: {"since": time.time() + 365 * _DAY, "sessions": []}}))
     assert run("gc", "--json").status == 0
     assert not pack.exists()
+
+
+def test_a_wait_with_a_time_limit_ends_with_it_and_not_with_a_dump(criu: Criu, notebook: Notebook) -> None:
+    """A dump interrupts each wait, and may outlast its limit; few programs expect EINTR without a signal."""
+    notebook.run(_WAITS)
+    waits = notebook.value("waits")
+    with criu.held_at("dump", "pre-dump") as reached:
+        cell = Asked(notebook, "%gpuckpt save here")
+        reached()
+        time.sleep(1.5)
+    assert cell.answer()["status"] == "ok"
+    wait_until(lambda: int(notebook.value("waits")) > int(waits) + 2)
+    assert notebook.value("errors") == "{110}"
+    notebook.run("%gpuckpt restore here --discard")
+    waits = notebook.value("waits")
+    wait_until(lambda: int(notebook.value("waits")) > int(waits) + 2)
+    assert notebook.value("errors") == "{110}"
+    assert notebook.value("ended.wait(20)") == "True"
