@@ -25,6 +25,7 @@ help:
 	@echo 'make test-slurm    run jobs on a real Slurm of two nodes, which are namespaces of this machine'
 	@echo 'make test-pods     build the container image, and stop, kill and start its pods by podman'
 	@echo 'make test-kubernetes  drain and stop what deploy/kubernetes has, on a real Kubernetes of two nodes, which it builds'
+	@echo 'make test-chart    render the Helm chart, and compare it with deploy/kubernetes and with Kubernetes'\'' schemas'
 	@echo 'make first-minutes walk what a newcomer does, in a browser, from an empty machine, and count it'
 	@echo 'make docs          build the documentation site into build/docs'
 	@echo 'make labextension  build the JupyterLab extension for .venv'
@@ -203,9 +204,27 @@ test-pods: setup .venv/pods-ready
 		crun debootstrap podman util-linux >/dev/null
 	@touch $@
 
+# Rendered by helm where it is, and else by Go with the libraries that helm has, from Debian 12.
+.PHONY: test-chart
+test-chart: $(READY) .venv/chart-ready
+	@$(BIN)/python -m pytest tests/deploy
+
+.venv/chart-ready: $(READY)
+	@command -v helm >/dev/null || $(MAKE) --no-print-directory install-go
+	@touch $@
+
+.PHONY: install-go
+install-go:
+	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
+		{ echo 'Without helm, the chart is rendered by Go, which comes from Debian 12, by apt-get as root.'; exit 1; }
+	@echo 'Installing Go and what the chart is rendered by (a minute, once) ...'
+	@apt-get update -qq
+	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends golang-go \
+		golang-github-masterminds-sprig-dev golang-github-xeipuuv-gojsonschema-dev golang-k8s-sigs-yaml-dev >/dev/null
+
 # Kubernetes is built from Debian's source package (seven minutes of one processor, once), and is run in namespaces.
 .PHONY: test-kubernetes
-test-kubernetes: setup .venv/pods-ready .venv/hub-ready .venv/kubernetes/ready
+test-kubernetes: setup .venv/pods-ready .venv/hub-ready .venv/chart-ready .venv/kubernetes/ready
 	@$(BIN)/python -m pytest tests/kubernetes $(KUBERNETES)
 
 # Not built anew with what .venv has beside it.

@@ -107,12 +107,14 @@ def test_the_map_of_modules_has_each_one(floor: str) -> None:
 
 
 def test_a_version_is_the_same_wherever_it_stands() -> None:
-    stands = {
-        "pyproject.toml": r'^version = "(.+)"$',
-        "CITATION.cff": r"^version: (.+)$",
-        "labextension/package.json": r'^  "version": "(.+)",$',
-    }
-    versions = {re.findall(found, (_ROOT / file).read_text(), re.MULTILINE)[0] for file, found in stands.items()}
+    stands = [
+        ("pyproject.toml", r'^version = "(.+)"$'),
+        ("CITATION.cff", r"^version: (.+)$"),
+        ("deploy/helm/gpuckpt/Chart.yaml", r"^version: (.+)$"),
+        ("deploy/helm/gpuckpt/Chart.yaml", r'^appVersion: "(.+)"$'),
+        ("labextension/package.json", r'^  "version": "(.+)",$'),
+    ]
+    versions = {re.findall(found, (_ROOT / file).read_text(), re.MULTILINE)[0] for file, found in stands}
     assert len(versions) == 1
 
 

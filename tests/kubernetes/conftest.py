@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("hub", "pods", "slurm"))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("deploy", "hub", "pods", "slurm"))
 
 from cluster_hosts import Host
+from helm_chart import Chart, what_is_missing
 from kube_cluster import NODES, PROGRAMS, ROOT, Kubernetes, wait_for
 from podman import PAUSE, Podman
 
@@ -65,6 +66,13 @@ def cluster(whole_cluster: Kubernetes) -> Iterator[Kubernetes]:
         cluster.kubectl("uncordon", node.name)
         wait_for(lambda node=node: not _left_on(node), f"processes are left on {node.name}")
         wait_for(lambda node=node: node.mounts() <= before[node.name], f"mounts are left on {node.name}")
+
+
+@pytest.fixture(scope="session")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Chart:
+    """The chart of deploy/helm."""
+    assert not what_is_missing(), what_is_missing()
+    return Chart(tmp_path_factory.mktemp("chart"))
 
 
 def _has_profile(node: Host) -> bool:
