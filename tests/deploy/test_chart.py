@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from jupyter_gpuckpt.store.own_key import OwnKey
 
 _ROOT = CHART.parents[2]
 _BASE = _ROOT / "deploy" / "kubernetes"
+_FOLDERS = ("notebook", "seccomp", "job")
 _PAGE = _ROOT / "docs" / "kubernetes.md"
 _VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 _SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -56,6 +57,31 @@ _COMBINATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+_MADE_OF_VALUES = {
+    "limits: {memory: 16Gi}",
+    'matchLabels: {access-lab: "true"}',
+    "matchLabels: {app: lab}",
+    'requests: {cpu: "1", memory: 4Gi}',
+    '- {name: GPUCKPT_HIBERNATE_DEADLINE, value: "100"}',
+    "- {name: GPUCKPT_HIBERNATE_ON, value: stop}",
+    "- {name: GPUCKPT_RESUME, value: auto}",
+    "args: [jupyter, gpuckpt, run, train, --every, 15m, --, python, -u, train.py]",
+    "image: gpuckpt",
+    "labels: {app: lab}",
+    "labels: {app: train}",
+    "name: lab",
+    "name: train",
+    "persistentVolumeClaim: {claimName: train}",
+    "resources: {requests: {storage: 100Gi}}",
+    "secret: {secretName: lab, items: [{key: token, path: token}]}",
+    "selector: {app: lab}",
+    "serviceName: lab",
+    "startupProbe: {httpGet: {path: /api, port: http}, periodSeconds: 2, failureThreshold: 60}",
+    "terminationGracePeriodSeconds: 120",
+}
+"""Lines of deploy/kubernetes that stand otherwise in the templates."""
+
+
 def _leaves(values: dict[str, Any], schema: dict[str, Any], before: str = "") -> Iterator[str]:
     """Yield the paths of all values that people set: a map that is Kubernetes' own is one."""
     for name, one in values.items():
@@ -69,7 +95,7 @@ _PATHS = sorted(_leaves(_VALUES, _SCHEMA))
 def _base() -> dict[str, dict[str, Any]]:
     """Return what deploy/kubernetes has, by kind, as kubectl reads the kustomizations."""
     found = {}
-    for folder in ("notebook", "seccomp", "job"):
+    for folder in _FOLDERS:
         told: dict[str, Any] = {}
         if (file := _BASE / folder / "kustomization.yaml").exists():
             told = yaml.safe_load(file.read_text())
@@ -156,6 +182,18 @@ def test_the_templates_use_each_value_and_no_other() -> None:
     assert used == {
         path.replace("resources.requests", "resources").replace("resources.limits", "resources") for path in _PATHS
     }
+
+
+def _lines(files: Iterable[Path]) -> set[str]:
+    text = "\n".join(file.read_text() for file in files)
+    lines = (re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.splitlines())
+    return {line for line in lines if line}
+
+
+def test_each_line_of_the_manifests_is_in_the_templates_or_made_of_values() -> None:
+    """So nobody changes one of the two alone, where nothing renders the chart."""
+    files = [path for folder in _FOLDERS for path in (_BASE / folder).glob("*.yaml") if path.stem != "kustomization"]
+    assert _lines(files) - _lines((CHART / "templates").iterdir()) == _MADE_OF_VALUES
 
 
 def test_the_page_tells_each_value() -> None:
