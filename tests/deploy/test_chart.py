@@ -389,6 +389,10 @@ def test_the_jobs_command_is_passed_on_as_it_is(chart: Chart) -> None:
         ({"remote": {"url": "sftp://ann:secret@host/x"}}, "as GPUCKPT_REMOTE, and leave remote.url empty"),
         ({"remote": {"url": "https://host/x?signature=0"}}, "as GPUCKPT_REMOTE, and leave remote.url empty"),
         ({"extraEnv": [{"name": "GPUCKPT_HIBERNATE_DEADLINE", "value": "500"}]}, "set hibernationDeadline in place of"),
+        (
+            {"extraEnv": [{"name": "GPUCKPT_REMOTE", "value": "s3://b/x"}]},
+            "set remote.url (or remote.existingSecret) in",
+        ),
         ({"extraEnv": [{"name": "JUPYTER_TOKEN", "value": "secret"}]}, "set notebook.existingSecret in place of"),
         ({"gpus": "1"}, "gpus"),
     ],
@@ -398,6 +402,11 @@ def test_what_cannot_work_is_refused_with_what_to_do(chart: Chart, values: dict[
     with pytest.raises(Refused, match=re.escape(why)) as refused:
         chart.renders(values)
     assert "secret" not in str(refused.value).replace("remote.existingSecret", "")
+
+
+def test_a_job_alone_has_no_deadline_but_the_grace_period(chart: Chart) -> None:
+    (job,) = (one for one in chart.renders(_COMBINATIONS["job alone"] | {"gracePeriod": 30}) if one["kind"] == "Job")
+    assert _pod(job)["terminationGracePeriodSeconds"] == 30
 
 
 def test_a_user_in_the_remotes_address_is_no_secret(chart: Chart) -> None:
