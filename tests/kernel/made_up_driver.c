@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,12 @@
 
 enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500 };
 
+/* Threads may call at the same time: what is written down of memory is one's at a time, to the end of a function. */
+static pthread_mutex_t turns = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static void end_turn(pthread_mutex_t **mutex) { pthread_mutex_unlock(*mutex); }
+#define TURN __attribute__((cleanup(end_turn))) pthread_mutex_t *turn_ = (pthread_mutex_lock(&turns), &turns)
+static void in_a_child(void) { turns = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP; }
+
 /* What of the GPUs is in use: by inode of the files, since several processes have them. Each has as much. */
 static struct { uint64_t size, count; struct { uint64_t inode, size, users, device; } used[8192]; } *gpu;
 
@@ -26,6 +33,7 @@ __attribute__((constructor)) static void begin(void) {
   gpu = mmap(0, sizeof *gpu, PROT_READ | PROT_WRITE, fd < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
   if (fd < 0) gpu->size = 1ull << 40;
   if (fd >= 0) close(fd);
+  pthread_atfork(NULL, NULL, in_a_child);
 }
 
 /* The GPU of the context that this thread uses; the context of a GPU is its number and one. */
@@ -122,6 +130,7 @@ int cuMemGetAllocationGranularity(size_t *size, void *prop, int option) { *size 
 int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = free_bytes(current); *total = gpu->size; return 0; }
 
 int cuMemCreate(uint64_t *handle, size_t size, const int *prop, uint64_t flags) {
+  TURN;
   uint64_t device = prop ? prop[3] : current;
   if (size > free_bytes(device)) return OUT_OF_MEMORY;
   int fd = memfd_create("gpu", MFD_CLOEXEC);
@@ -139,6 +148,7 @@ int cuMemCreate(uint64_t *handle, size_t size, const int *prop, uint64_t flags) 
   return 0;
 }
 int cuMemRelease(uint64_t handle) {
+  TURN;
   struct stat status;
   fstat(handle, &status);
   for (uint64_t i = 0; has_state() && i < gpu->count; i++)
@@ -160,11 +170,13 @@ static int is_inside(int i, uint64_t address, size_t size) {
   return maps[i].address >= address && maps[i].address + maps[i].size <= address + size;
 }
 int cuMemAddressFree(uint64_t address, size_t size) {
+  TURN;
   for (int i = 0; i < map_count; i++)
     if (is_mapped(i, address, size)) return 1;
   return munmap((void *)address, size);
 }
 int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
+  TURN;
   for (int i = 0; i < map_count; i++)
     if (is_mapped(i, address, size)) return 1;
   maps[map_count].address = address;
@@ -175,6 +187,7 @@ int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint
 static struct { uint64_t address, size, gpus; } accesses[65536];
 static int access_count;
 uint64_t made_up_access(uint64_t address) {
+  TURN;
   for (int i = access_count; i--;)
     if (address >= accesses[i].address && address < accesses[i].address + accesses[i].size) return accesses[i].gpus;
   return 0;
@@ -186,6 +199,7 @@ static void give_access(uint64_t address, size_t size, uint64_t gpus) {
 }
 /* What was mapped by one call is unmapped by one. */
 int cuMemUnmap(uint64_t address, size_t size) {
+  TURN;
   int found = 0;
   for (int i = 0; i < map_count; i++)
     if (is_mapped(i, address, size)) {
@@ -200,6 +214,7 @@ int cuMemUnmap(uint64_t address, size_t size) {
          MAP_FAILED;
 }
 int cuMemSetAccess(uint64_t address, size_t size, const int *access, size_t count) {
+  TURN;
   uint64_t gpus = made_up_access(address);
   for (size_t i = 0; access && i < count; i++) {
     gpus &= ~(1ull << access[3 * i + 1]);
@@ -213,6 +228,7 @@ int cuMemExportToShareableHandle(int *fd, uint64_t handle, int type, uint64_t fl
   return 0;
 }
 int cuMemImportFromShareableHandle(uint64_t *handle, void *fd, int type) {
+  TURN;
   char no[4096];
   snprintf(no, sizeof no, "%s.fails", getenv("MADE_UP_GPU"));
   if (!access(no, F_OK)) return 999;
@@ -229,6 +245,7 @@ int cuMemRetainAllocationHandle(uint64_t *handle, void *address) { return 1; }
 /* Ordinary memory: as above, in one call. */
 static struct { uint64_t address, size, handle; } plain[4096];
 int cuMemAlloc_v2(uint64_t *address, size_t size) {
+  TURN;
   int i = 0, result;
   while (plain[i].address) i++;
   if ((result = cuMemCreate(&plain[i].handle, plain[i].size = size, 0, 0))) return result;
@@ -238,6 +255,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t size) {
 }
 static struct { uint64_t address, room; } all_managed[256];
 int cuMemFree_v2(uint64_t address) {
+  TURN;
   for (int i = 0; i < 256; i++)
     if (all_managed[i].address == address) {
       all_managed[i].address = 0;
@@ -254,6 +272,7 @@ int cuMemFree_v2(uint64_t address) {
 }
 /* Managed memory: where the real one has it, at the first multiple of 32 MiB of what Linux gives. */
 int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
+  TURN;
   uint64_t stretch = 32 << 20, room = (size + stretch - 1) / stretch * stretch, asked = room + stretch - 4096;
   uint64_t from = (uint64_t)mmap(NULL, asked, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   uint64_t at = (from + stretch - 1) / stretch * stretch;
@@ -270,12 +289,14 @@ int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
   return 0;
 }
 int made_up_managed(void) {
+  TURN;
   int count = 0;
   for (int i = 0; i < 256; i++) count += all_managed[i].address != 0;
   return count;
 }
 int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height, unsigned element) { return 7; }
 int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
+  TURN;
   for (int i = 0; i < 4096; i++)
     if (plain[i].address == address) return 8;
   for (int i = 0; i < map_count; i++)
