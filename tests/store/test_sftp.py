@@ -206,7 +206,7 @@ def test_a_request_that_cannot_be_sent_is_not_the_end_of_the_file(sftp: Sftp, ho
         file = channel.open(str(tmp_path / "it"), "rb")
         assert file.read(10) == bytes(10)
         channel.sock.shutdown_write()
-        with pytest.raises(ConnectionError):
+        with pytest.raises(OSError, match="broke|closed"):  # closed, if the server has done so by now
             file.read(50_000)
 
 
