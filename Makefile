@@ -45,7 +45,7 @@ test:
 	@test -e /dev/nvidiactl && echo 'The tests marked gpu run by themselves: make test-gpu' || \
 		echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
-	@echo 'The tests run in parts, four at once; what each says comes when it ends (25 to 50 minutes on two processors) ...'
+	@echo 'The tests run in parts, four at once; what each says comes when it ends (25 to 60 minutes on two processors) ...'
 	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going $(PARTS)
 
 # Four at once, since a part waits much: for a kernel, for criu, for a page. The longest begins first, the shortest last.
