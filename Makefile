@@ -216,7 +216,7 @@ test-chart: $(READY) .venv/chart-ready
 .PHONY: install-go
 install-go:
 	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
-		{ echo 'Without helm, the chart is rendered by Go, which comes from Debian 12, by apt-get as root.'; exit 1; }
+		{ echo 'The chart is rendered by helm, or by Go from Debian 12. Install helm, or as root: make test-chart'; exit 1; }
 	@echo 'Installing Go and what the chart is rendered by (a minute, once) ...'
 	@apt-get update -qq
 	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends golang-go \

@@ -313,7 +313,9 @@ def test_the_store_is_in_a_volume_that_outlives_the_release_or_in_a_claim_that_i
 
 
 def test_a_remote_comes_with_its_secret_as_variables_and_with_the_signing_key(chart: Chart) -> None:
-    made = _by_kind(chart.renders(_COMBINATIONS["remote and job without storage"]))
+    values = _COMBINATIONS["remote and job without storage"]
+    assert chart.renders(values | {"storage": {"enabled": False, "existingClaim": "mine"}}) == chart.renders(values)
+    made = _by_kind(chart.renders(values))
     assert "PersistentVolumeClaim" not in made
     for kind in ("StatefulSet", "Job"):
         environment, pod = _environment(made[kind]), _pod(made[kind])
@@ -349,9 +351,13 @@ def test_the_signing_key_of_the_secret_is_one_that_its_user_can_sign_with(chart:
     own = keys / told.name
     found = {path.name: (path.stat().st_uid, path.stat().st_mode & 0o777) for path in (own, *own.iterdir())}
     assert found == {own.name: (1000, 0o700), "signing.key": (1000, 0o600)}
-    for path in (own, own / "signing.key"):
-        os.chown(path, 0, 0)  # a key is its user's alone: here it is read as root
-    assert OwnKey(own).public() == ours
+    os.setegid(int(group))
+    os.seteuid(int(user))
+    try:
+        assert OwnKey(own).public() == ours
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 def test_the_notebooks_settings_and_others(chart: Chart) -> None:
@@ -438,6 +444,8 @@ def test_the_notes_say_what_is_to_be_done_next(chart_with_notes: Chart, name: st
     made = _by_kind(chart_with_notes.renders(values))
     assert ("kubectl create secret generic lab -n default" in text) == ("StatefulSet" in made)
     assert ("kubectl delete job train" in text) == ("Job" in made)
+    has_volume = "volumeClaimTemplates" in str(made) or "PersistentVolumeClaim" in made
+    assert ("The release's volumes" in text) == has_volume
     assert ("CreateContainerError" in text) == ("DaemonSet" not in made and len(made) > 0)
     assert "deploy/kubernetes/jupyterhub/values.yaml" in text
     assert all(len(line) <= 125 for line in text.splitlines())
