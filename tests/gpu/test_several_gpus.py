@@ -32,8 +32,9 @@ import torch
 torch.manual_seed(0)
 x = torch.randint(0, 2**40, ({size},), device='cuda:0'); y = x.to('cuda:1')
 small = [torch.full((1000,), n, device=f'cuda:{{n}}') for n in (0, 1)]
-d = digest(x, y, *small)
-def check(): return digest(x, y, *small) == d
+def everything(): return digest(x, y, *small)
+d = everything()
+def check(): return everything() == d
 def step():
     strided = x.view(1024, -1)[::2, ::3].to('cuda:1').sum().item()
     back = y.to('cuda:0')
@@ -62,6 +63,7 @@ def check(): return everything() == d
 JOB = """
 import sys, time
 print("first", step(), step(), flush=True)
+d = everything()
 while not os.path.exists(sys.argv[1]): time.sleep(0.01)
 print("then", check(), step(), step(), flush=True)
 """
@@ -93,10 +95,13 @@ first = step(); d = digest(*parts, *small)
 def check(): return digest(*parts, *small) == d
 """
 ACCESS = """
-import ctypes
+import ctypes, sys
 from jupyter_gpuckpt.kernel import devices
 class Place(ctypes.Structure): _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
 def access():
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch: torch.cuda.empty_cache()
+    if cupy: cupy.get_default_memory_pool().free_all_blocks()
     cuda, flags, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_ulonglong(), []
     for address, size in sorted(devices.allocations().items()):
         asked = [cuda.cuMemGetAccess(ctypes.byref(flags), ctypes.byref(Place(1, gpu)), ctypes.c_uint64(address))
@@ -104,7 +109,7 @@ def access():
         found.append((hex(address), size >> 10, *asked))
     return found
 """
-"""What is mapped for the GPUs, and what each may do with it."""
+"""What is mapped for the GPUs, but for what a save has given back, and what each may do with it."""
 CUPY = """
 import cupy
 with cupy.cuda.Device(0): a = cupy.random.RandomState(1).randint(0, 1 << 30, 2**27, dtype=cupy.int64)

@@ -509,8 +509,8 @@ def test_memory_that_is_mapped_twice_comes_back_at_both_places_with_the_access_o
         assert process.ask("marks(3)") == [7] * 3, "it is the same memory at both"
 
 
-def test_between_several_gpus_what_can_be_exported_is_left_to_the_driver(start: Start) -> None:
-    """NCCL's memory, when its GPUs are in one process."""
+def test_between_several_gpus_what_can_be_exported_is_parked_but_for_small_pieces(start: Start) -> None:
+    """NCCL's, when its GPUs are in one process; torch's and JAX's are larger."""
     held = start(gpus=2)
     process = held.process
     process.ask(f"exec({AGAIN!r}), on(0), create(10 << 20, exported=1), alloc(4 << 20), mark(0, 7), mark(1, 8)")
@@ -524,11 +524,17 @@ def test_between_several_gpus_what_can_be_exported_is_left_to_the_driver(start: 
         None,
     ]
     assert process.ask("ours.gpuckpt_keep_apart(1)") == 0, "only what is parked has others' access taken away"
+    process.ask("create(20 << 20, exported=1), create(600 << 20, exported=1), mark(3, 9), mark(4, 6)")
+    assert process.ask("ours.gpuckpt_parkable()") == 624 * MIB
+    assert process.ask("ours.gpuckpt_part_at(ctypes.c_uint64(blocks[4][0]))") == 256 * MIB, "so that access comes back"
     held.parks()
     run_on(process.run_dir, process.pid)
     assert process.ask("marks(0), access(0), marks(2), access(2)") == [[7] * 3, OWN[0], [7] * 3, OWN[1]]
     held.comes_back()
-    assert process.ask("ours.gpuckpt_keep_apart(0), marks(1), marks(2)") == [0, [8] * 3, [7] * 3]
+    assert process.ask("ours.gpuckpt_keep_apart(0), [marks(n) for n in (1, 2, 3, 4)]") == [
+        0,
+        [[8] * 3, [7] * 3, [9] * 3, [6] * 3],
+    ]
 
 
 def test_peer_access_beside_a_large_piece_of_the_drivers_is_not_parked(start: Start) -> None:

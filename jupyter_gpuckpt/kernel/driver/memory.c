@@ -18,6 +18,7 @@
 enum { RDMA_WITH_VMM = 110 }; /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
 enum { PITCH = 512 };         /* bytes: rows begin at multiples of it, as cuMemAllocPitch has them */
 enum { SMALLEST = 2 << 20 };  /* smaller ones the driver packs together, and copies */
+enum { OF_NCCL = 16 << 20 };  /* NCCL's own pieces are smaller (10 MiB at most were seen), torch's and JAX's are larger */
 
 memory **memories;
 static mapping *mappings;
@@ -434,8 +435,8 @@ const memory *memory_at(uint64_t address) {
 
 /* -- the virtual memory API, as programs use it */
 
-/* Where there are several GPUs, memory that can be exported is the driver's: NCCL makes what its GPUs in one process talk
- * through that way, and the driver brings it back, as it does where nothing is parked. */
+/* Where there are several GPUs, small memory that can be exported is the driver's: NCCL makes what its GPUs in one process
+ * talk through that way, and the driver brings it back, as it does where nothing is parked. */
 static int create(uint64_t *handle, size_t size, const allocation_prop *prop, uint64_t flags) {
   int plain = handle && prop && !flags && prop->type == PINNED && prop->place.type == ON_DEVICE && size >= SMALLEST &&
               (prop->handle_types & ~POSIX_FD) == 0 && !prop->flags.compression && !prop->flags.usage;
@@ -443,11 +444,12 @@ static int create(uint64_t *handle, size_t size, const allocation_prop *prop, ui
   if (plain) {
     lock_memory();
     int device = prop->place.id;
-    if (at_work(device) && size % gpus[device].granularity == 0 && !(gpu_count > 1 && prop->handle_types)) {
+    if (at_work(device) && size % gpus[device].granularity == 0 &&
+        !(gpu_count > 1 && prop->handle_types && size < OF_NCCL)) {
       allocation_prop made = *prop;
       made.handle_types = POSIX_FD;
-      /* In one piece where the program may export it. */
-      memory *m = new_memory(size, prop->handle_types ? size : largest_part(), &made);
+      /* In one piece where the program may export it; but of several GPUs a large piece has no access again. */
+      memory *m = new_memory(size, prop->handle_types && gpu_count == 1 ? size : largest_part(), &made);
       if (m && !(result = give_all(m))) {
         m->named = 1;
         *handle = (uint64_t)m;
