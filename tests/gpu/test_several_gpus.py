@@ -45,10 +45,10 @@ import os; os.environ['PYTORCH_CUDA_ALLOC_CONF'] = '{segments}'
 import torch
 {digest}
 torch.manual_seed(0); torch.use_deterministic_algorithms(True); os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'
-layers = [torch.nn.Linear(6144, 6144) for _ in range(4)]
+layers = [torch.nn.Linear(4096, 4096) for _ in range(4)]
 model = torch.nn.DataParallel(torch.nn.Sequential(*layers).cuda(), device_ids=[0, 1])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-batch = torch.randn(64, 6144, device='cuda'); other = torch.randn(2**27, device='cuda:1')
+batch = torch.randn(64, 4096, device='cuda'); other = torch.randn(2**27, device='cuda:1')
 def everything():
     moments = [v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
     return digest(*model.parameters(), *moments, other)
