@@ -5,7 +5,7 @@ back waiting on the FIFO of the same path. Lines of JSON:
 
 - agent to keeper: ``{"hello": {...}}``, ``{"request": n, "op": o, "args": {...}}``,
   ``{"reply": n, "result"|"error": ...}``, and ``{"busy": b, "used": b, "cells": n, "cell": {...},
-  "asked": {...}}`` when a cell begins or has ended
+  "seconds": s, "asked": {...}}`` when a cell begins or has ended
 - keeper to agent: ``{"call": name, "id": n, "args": {...}}``, ``{"for": n, "progress"|"result"|"error": ...}``
 
 User code can write to the FIFO too: what is no message is passed over, and so are requests beyond `MOST_REQUESTS`.
@@ -176,7 +176,8 @@ class AgentChannel:
                 self._began = time.monotonic()
             self._note_cells(news)
             if not news.busy:
-                self._on_idle(ended, time.monotonic() - self._began)
+                seconds = news.seconds if news.seconds is not None else time.monotonic() - self._began
+                self._on_idle(ended, seconds)
             if news.used:
                 self.last_active = now()
         elif "request" in message and len(self._tasks) < MOST_REQUESTS:

@@ -28,6 +28,8 @@ class CellNews:
     cells: int | None = None
     """How many have begun."""
     cell: RunningCell | None = None
+    seconds: float | None = None
+    """For how long the one ran that has ended."""
     asked: dict[str, Any] = field(default_factory=dict)
     """The one that runs, to be answered by another kernel (`kernel.cells`)."""
 
@@ -75,6 +77,8 @@ class AfterSave:
     """What it says when the kernel keeps running."""
 
     waited: dict[str, bool] | None = None
+    begun: int = 0
+    """How many requests have begun to be executed since it was prepared, up to the end of the freeze at least."""
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,8 @@ class Keeper:
         """Those of the kernel's channels, at which no other user may listen while it does not itself."""
         self._sleepers: list[Namespace] = []
         self.last_cell: SavedCell | None = None
+        self.ran: dict[int, float] = {}
+        """Cells that are in no snapshot and were followed by no longer one: seconds, by how many had begun then."""
         self.lease: Session | None = None
         """That of the snapshot which the kernel is hibernated as, or comes back from."""
         self.not_saved_by_itself = ""
@@ -150,6 +152,9 @@ class Keeper:
 
         if cell is not None:
             self.last_cell = SavedCell(number=cell.number, begins=cell.begins, seconds=seconds)
+            if self.channel is not None and self.channel.cells is not None:
+                longer = {begun: ran for begun, ran in self.ran.items() if ran > seconds}
+                self.ran = {**longer, self.channel.cells: seconds}
         self.became_idle.set()
 
     # -- the sleeper that it lives in
@@ -219,6 +224,7 @@ class Keeper:
             undoing.pop_all()
         self.state.parent, self.state.saved, self.state.own_files, self.state.output = None, None, False, 0
         self.state.resumed = None
+        self.last_cell, self.ran = None, {}
         self.state.sleep, self.state.worked = None, 0.0
         self.hold(space, channel, pid)
 

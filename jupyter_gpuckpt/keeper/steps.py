@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..client.record import AutoSave
 from ..errors import GpuckptError, Refused
-from ..operations.results import AUTOMATIC, AutoSaving
+from ..operations.results import AUTOMATIC, AutoSaving, RunningCell
 from ..snapshots.summary import is_automatic, is_of
 from ..store import Manifest, name_of
 from ..store.upkeep.retention import keep_last, keep_under
@@ -20,9 +21,10 @@ from .owner import owner_of
 from .unsaved import unsaved
 
 if TYPE_CHECKING:
+    from ..snapshots.saved import SavedCell
     from .kernel_life import Keeper
 
-__all__ = ["auto_saving", "back", "called_now", "forward", "remove_old", "undone_after"]
+__all__ = ["CellsNow", "auto_saving", "back", "cells_now", "forward", "free_name", "remove_old", "undone_after"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -111,16 +113,43 @@ def _line(keeper: Keeper, begin: str | None) -> list[Manifest]:
     return found
 
 
-def called_now(keeper: Keeper, *, asked_in_a_cell: bool = False) -> tuple[str, str]:
-    """Return name and note of an automatic snapshot of what the kernel is now: none of its notebook is called that.
+@dataclass(frozen=True)
+class CellsNow:
+    """Where a kernel is, by its cells: what its automatic snapshots are called by."""
 
-    They are those of the cell that runs, unless it only asks for the snapshot, or of the one that ran last.
-    """
-    running = keeper.channel.cell if keeper.channel is not None and not asked_in_a_cell else None
-    cell = running or keeper.last_cell
+    running: RunningCell | None
+    """None also where it does nothing but ask for the snapshot."""
+    ended: SavedCell | None
+    """The one that has ended last; None where the keeper has seen none end."""
+    begun: int | None
+    """How many have begun; None where that is not known."""
+
+    @property
+    def number(self) -> int:
+        """The number of the cell that runs, or has ended last."""
+        cell = self.running or self.ended
+        return cell.number if cell is not None else 0
+
+    @property
+    def note(self) -> str:
+        """What a snapshot of this moment says of it."""
+        if self.running is not None:
+            return f"in the middle of: {self.running.begins}"
+        return self.ended.begins if self.ended is not None else ""
+
+
+def cells_now(keeper: Keeper, *, asked_in_a_cell: bool = False) -> CellsNow:
+    """Return where the kernel is now; `asked_in_a_cell` where the one that runs asks for a snapshot."""
+    channel = keeper.channel
+    if channel is None:
+        return CellsNow(None, keeper.last_cell, None)
+    return CellsNow(None if asked_in_a_cell else channel.cell, keeper.last_cell, channel.cells)
+
+
+def free_name(keeper: Keeper, cells: CellsNow) -> str:
+    """Return the name of an automatic snapshot of this moment: none of its notebook is called that."""
     owner = owner_of(keeper)
     taken = {name_of(manifest.name) for manifest in keeper.store.list() if owner.shares_names_with(manifest)}
-    name = f"{AUTOMATIC}{cell.number if cell is not None else 0}"
+    name = f"{AUTOMATIC}{cells.number}"
     names = itertools.chain([name], (f"{name}-{times}" for times in itertools.count(2)))
-    begins = cell.begins if cell is not None else ""
-    return next(name for name in names if name not in taken), f"in the middle of: {begins}" if running else begins
+    return next(name for name in names if name not in taken)

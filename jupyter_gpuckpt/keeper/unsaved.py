@@ -18,6 +18,7 @@ _IDLE = 1.0  # what a kernel that does nothing may compute all the same, in seco
 def saved_with(keeper: Keeper, cells: int | None, at: str = "") -> None:
     """Note that a snapshot has all of the kernel `at` a time, when so many cells had begun; None where unknown."""
     keeper.state.saved = Saved(at or now(), cells)
+    keeper.ran = {begun: seconds for begun, seconds in keeper.ran.items() if cells is not None and begun > cells}
 
 
 def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> Unsaved | None:

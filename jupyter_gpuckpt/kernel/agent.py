@@ -13,6 +13,7 @@ import platform
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -102,7 +103,7 @@ class Agent:
     @contextlib.contextmanager
     def execute(self, ident: list[bytes], message: dict[str, Any]) -> Iterator[None]:
         """Count a cell as being executed; the keeper hears when it begins and has ended."""
-        used = not message["content"].get("silent")
+        used, began = not message["content"].get("silent"), time.monotonic()
         try:
             with self.cells.run(ident, message):
                 if used and not self.cells.is_line_of_ours():
@@ -110,7 +111,7 @@ class Agent:
                 self.tell_busy(True, used)
                 yield
         finally:
-            self.tell_busy(self.cells.are_running(), used)
+            self.tell_busy(self.cells.are_running(), used, time.monotonic() - began)
             self.sleeping.cell_ended()
 
     def tell_ending(self) -> None:
@@ -118,11 +119,11 @@ class Agent:
         with contextlib.suppress(GpuckptError):
             self.keeper.send("ending", {})
 
-    def tell_busy(self, busy: bool, used: bool) -> None:
-        """Have the keeper know whether a cell runs, and whether that is the user's."""
+    def tell_busy(self, busy: bool, used: bool, seconds: float | None = None) -> None:
+        """Have the keeper know whether a cell runs, whether that is the user's, and how long one ran that has ended."""
         # Where nobody reads, the cell does not wait.
         with self._channel.sending:
-            about = {"busy": busy, "used": used, **self._about_cells()}
+            about = {"busy": busy, "used": used, "seconds": seconds, **self._about_cells()}
             self._channel.send_if_room({**about, "asked": self.cells.describe()}, about)
 
     def _about_cells(self) -> dict[str, Any]:
@@ -245,7 +246,7 @@ class Agent:
 
     def _after_save(self, error: dict[str, Any] | None) -> dict[str, Any]:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
-        waited = self.cells.save_ended(self._waits_to_be_taken())
+        waited, begun = self.cells.save_ended(self._waits_to_be_taken()), self.cells.begun_since_save
         self.saving = False
         if self.sleeping.is_asleep:
             faults = self.housekeeping.after_save_asleep(restored=False)
@@ -254,7 +255,7 @@ class Agent:
         failure = GpuckptError.from_dict(error).spelled(in_a_cell) if error else None
         for fault in [*faults, *hooks.run_after(hooks.Resumed(restored=False, error=failure))]:
             print(fault, file=sys.stderr)
-        return {"waited": waited}
+        return {"waited": waited, "begun": begun}
 
     def _after_sleep(self) -> None:
         for fault in self.sleeping.after_sleep():

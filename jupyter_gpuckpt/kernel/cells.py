@@ -49,14 +49,14 @@ class Cells:
         self._forgotten_cells: set[str] = set()
         self._taken: set[str] = set()
         self.begun = 0
-        """How many requests have begun to be executed."""
+        """How many cells' turns have come, silent ones among them."""
+        self._begun_before_save = 0
 
     @contextlib.contextmanager
     def run(self, idents: list[bytes], message: dict[str, Any]) -> Iterator[None]:
         """Count a request as running."""
         entry = (idents, message)
         self._running.append(entry)
-        self.begun += 1
         try:
             yield
         finally:
@@ -76,12 +76,14 @@ class Cells:
         if self._since_save is not None:
             self._since_save[msg_id] = msg_id in self._received
 
-    def begins(self, msg_id: str) -> bool:
+    def begins(self, header: dict[str, Any]) -> bool:
         """Note that a request's turn has come; False where it is to be passed over.
 
         That is so for what waited when the kernel was saved: the kernel that went on has answered it. Where that one
         handed it over at the restore, it is executed once.
         """
+        msg_id = header["msg_id"]
+        self.begun += header.get("msg_type") == "execute_request"
         self._received.pop(msg_id, None)
         self._others.discard(msg_id)
         if msg_id in self._taken:
@@ -91,18 +93,20 @@ class Cells:
         return msg_id not in self._forgotten
 
     def beginning(self) -> str | None:
-        """Return how the cell that runs begins, for people: a line, cut short; None where none runs."""
-        if not self._running:
-            return None
-        lines = str(self._running[-1][1]["content"].get("code", "")).strip().splitlines()
-        return lines[0][:_BEGINS] if lines else ""
+        """Return how the user's cell that runs begins, for people: a line, cut short; None where none runs."""
+        code = self._code()
+        return None if code is None else (code.splitlines() or [""])[0][:_BEGINS]
 
     def is_line_of_ours(self) -> bool:
         """Tell whether the cell that runs is one line of %gpuckpt: it changes nothing in the kernel."""
-        if not self._running:
-            return False
-        (line, *more) = str(self._running[-1][1]["content"].get("code", "")).strip().splitlines() or [""]
+        (line, *more) = (self._code() or "").splitlines() or [""]
         return not more and line.startswith("%gpuckpt ")
+
+    def _code(self) -> str | None:
+        """Return the code of the user's cell that runs; a silent request is a front end's."""
+        contents = [message["content"] for _, message in self._running]
+        own = [str(content.get("code", "")).strip() for content in contents if not content.get("silent")]
+        return own[-1] if own else None
 
     def describe(self, display_id: str | None = None) -> Asked:
         """Return the running cell, to be answered by another kernel."""
@@ -140,6 +144,12 @@ class Cells:
     def save_begins(self) -> None:
         """Note from now on what comes: it may be in what is saved without having been read there."""
         self._since_save = self._waiting()
+        self._begun_before_save = self.begun
+
+    @property
+    def begun_since_save(self) -> int:
+        """How many have begun since `save_begins`: they may have been in the middle when the kernel was frozen."""
+        return self.begun - self._begun_before_save
 
     def save_ended(self, waits: bool) -> dict[str, bool]:
         """Return the requests that wait, or have come since the save began, by their ids: whether each is a cell.

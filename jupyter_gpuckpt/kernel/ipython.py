@@ -150,7 +150,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         # One that is a single frame is ipykernel's own.
         if self.agent is not None and len(msg) > 1:
             self.agent.reconnection.until_known()
-            if not self.agent.cells.begins(self.header_of(msg)["msg_id"]):
+            if not self.agent.cells.begins(self.header_of(msg)):
                 return
         await super().dispatch_shell(msg, *args, **kwargs)
 

@@ -1,7 +1,8 @@
 """Automatic saves: a kernel is saved when a cell has ended that ran for long enough, so that the next can be undone.
 
-The save is one like any other, but that there is no snapshot where the next cell has begun before the freeze. Of cells
-that end while a snapshot is written, the last one is followed by a save, if the kernel is idle then.
+The save is one like any other, but that it is given up where the next cell runs then, or begins before the freeze is
+over: it is made when that one has ended. Of cells that end while a snapshot is written, the last one is followed by a
+save, if the kernel is idle then.
 
 A kernel that is to be saved every so often is so in the middle of a cell, too: what is restored then goes on in it.
 """
@@ -21,7 +22,7 @@ from ...operations.results import AutoSaving
 from ...spelling import in_a_cell
 from ..agent_channel import AgentSilent
 from ..operations.progress import to_nobody
-from ..steps import auto_saving, called_now, remove_old
+from ..steps import auto_saving, remove_old
 from ..unsaved import unsaved
 
 if TYPE_CHECKING:
@@ -66,11 +67,14 @@ class AutoSave:
         return None if rule is None or rule.every is None else self._began + rule.every - time.monotonic()
 
     def _is_after_cell(self) -> bool:
-        """Tell whether the kernel is to be saved after the cell that has ended."""
-        channel, rule, cell = self._keeper.channel, self._keeper.state.auto, self._keeper.last_cell
-        if rule is None or cell is None or cell.seconds < rule.after or channel is None or channel.busy:
+        """Tell whether the kernel is to be saved now: a cell that ran for long enough may be followed by short ones."""
+        keeper = self._keeper
+        channel, rule = keeper.channel, keeper.state.auto
+        if rule is None or keeper.last_cell is None or channel is None or channel.busy:
             return False
-        new = unsaved(self._keeper) if self._may_save() else None
+        if max(keeper.ran.values(), default=0.0) < rule.after:
+            return False
+        new = unsaved(keeper) if self._may_save() else None
         return new is not None and new.cells != 0
 
     def _may_save(self) -> bool:
@@ -80,8 +84,7 @@ class AutoSave:
     async def _save(self, *, between_cells: bool) -> None:
         keeper = self._keeper
         try:
-            name, note = await asyncio.to_thread(called_now, keeper)
-            request = Save(name=name, message=note, automatic=True, between_cells=between_cells)
+            request = Save(name="", automatic=True, between_cells=between_cells)
             saved = await keeper.ask(request, to_nobody)
             await asyncio.to_thread(remove_old, keeper, saved.id)
             await keeper.store_growth.settled()

@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
@@ -19,7 +18,6 @@ from ...client.record import Operation
 from ...errors import Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda
 from ...operations.requests import Restore, Save
-from ..steps import called_now
 from ..unsaved import unsaved
 from .progress import OperationProgress, ProgressCallback
 from .save import save
@@ -67,8 +65,7 @@ async def keep_unsaved(
     in_a_cell = request.cell is not None
     if unsaved(keeper, asked_in_a_cell=in_a_cell) is None:
         return Kept()
-    name, note = await asyncio.to_thread(partial(called_now, keeper, asked_in_a_cell=in_a_cell))
-    saving = Operation("save", name)
+    saving = Operation("save", "")
     zeros = await asyncio.to_thread(_zeros_when_saved, keeper) if limit is not None else 0
 
     def refuse(private: int, described: Mapping[str, Any]) -> None:
@@ -79,7 +76,8 @@ async def keep_unsaved(
 
     ending = asyncio.create_task(_end(saving, operation, limit))
     try:
-        saved = await save(keeper, saving, Save(name=name, message=note, automatic=True), on_progress, refuse)
+        request_for_it = Save(name="", automatic=True)
+        saved = await save(keeper, saving, request_for_it, on_progress, refuse, asked_in_a_cell=in_a_cell)
         return Kept(saved.name)
     except KernelLost:
         raise

@@ -257,6 +257,7 @@ class _Prepared:
         keeper.state.resumed = _resumed(manifest) if self.request.resume else None
         if self._is_step:
             keeper.last_cell = kernel_of(manifest).after
+            keeper.ran.clear()
         saved_with(keeper, kernel_of(manifest).cells)
         keeper.note_state()
         return given_up, tidying

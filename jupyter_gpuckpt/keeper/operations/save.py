@@ -47,6 +47,7 @@ from ..agent_replies import ReadyForSave
 from ..files import lifetime
 from ..namespace import Namespace
 from ..owner import owner_of
+from ..steps import CellsNow, cells_now, free_name
 from ..unsaved import saved_with
 from .host_memory import HostMemory
 from .parts import CRIU_IMAGES, VRAM
@@ -74,8 +75,13 @@ async def save(
     request: Save,
     on_progress: ProgressCallback,
     refuse: Check = _refuse_nothing,
+    *,
+    asked_in_a_cell: bool = False,
 ) -> Saved:
     """Save the kernel under a name, unless `refuse` does before the freeze; it keeps running.
+
+    An automatic snapshot is called by the cell that it was frozen after or in. `asked_in_a_cell` is whether the one
+    that runs does nothing but ask for what this is a part of.
 
     With ``patience``, a progress with ``taken`` tells what was taken, where that is not on the disk so soon after it.
     The caller need not wait for the end, and hears of it all the same.
@@ -90,14 +96,22 @@ async def save(
     keeper.namespace()
     store = operation.store or keeper.store
     room = RoomInStore(keeper, store)
+    cells = cells_now(keeper, asked_in_a_cell=asked_in_a_cell)
+    if request.automatic:
+        operation.name = await asyncio.to_thread(free_name, keeper, cells)
 
     def check(private: int, described: Mapping[str, Any]) -> None:
+        nonlocal cells
         refuse(private, described)
         room(private, described)
+        # Others may have begun or ended while the save waited for its turn, and for the kernel's hooks.
+        cells = cells_now(keeper, asked_in_a_cell=asked_in_a_cell)
+        if request.between_cells:
+            _refuse_running(keeper)
 
     program = await asyncio.to_thread(usable_criu)
     async with contextlib.AsyncExitStack() as closing:
-        writer = closing.enter_context(await asyncio.to_thread(_writer, keeper, store, operation.name, request.replace))
+        writer = closing.enter_context(await asyncio.to_thread(_writer, keeper, store, operation, request.replace))
         memory = HostMemory(keeper, writer)
         closing.push_async_callback(asyncio.to_thread, memory.close)
         taken = await take(
@@ -114,7 +128,9 @@ async def save(
         taken_at, worked = now(), keeper.work()
         try:
             if request.between_cells:
-                _refuse_begun(keeper, taken)
+                _refuse_begun(keeper, taken, cells)
+            if request.automatic:
+                operation.name = await asyncio.to_thread(free_name, keeper, cells)
             await progress.enter("writing")
             # The kernel runs: it does not wait for what is written about files, nor for their copies.
             await describe(keeper, writer, taken, progress, with_files=request.with_files)
@@ -123,8 +139,8 @@ async def save(
                 _let_go(operation, request, writer.id, taken.frozen, progress, on_progress)
             )
             try:
-                after = (keeper.last_cell or _UNKNOWN_CELL) if request.automatic else None
-                message = request.message or (after.begins if after is not None else "")
+                after = (cells.ended or _UNKNOWN_CELL) if request.automatic else None
+                message = cells.note if request.automatic else request.message or ""
                 manifest = await commit(keeper, writer, taken, program, progress, message, after)
             finally:
                 letting_go.cancel()
@@ -159,17 +175,26 @@ def _cut(hashes: bytes) -> list[bytes]:
     return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
 
 
-def _refuse_begun(keeper: Keeper, taken: Taken) -> None:
-    """Refuse what may have been taken in the middle of a cell, which a restore would go on with."""
-    channel = keeper.channel
-    if channel is None or channel.busy or channel.cells != taken.agent.cells:
+def _refuse_running(keeper: Keeper) -> None:
+    """Refuse what would be taken in the middle of a cell, which a restore would go on with."""
+    if keeper.channel is None or keeper.channel.busy:
         raise Busy("The {kernel} was not saved by itself.", "The next cell has begun.", "")
 
 
-def _writer(keeper: Keeper, store: Store, name: str, replace: bool) -> Writer:
-    """Begin a snapshot that the kernel's notebook is to have under this name. Raises as `Store.writer`."""
+def _refuse_begun(keeper: Keeper, taken: Taken, cells: CellsNow) -> None:
+    """Refuse what may have been taken in the middle of a cell that had not begun when `cells` was seen."""
+    _refuse_running(keeper)
+    if taken.begun or not cells.begun == taken.agent.cells == cells_now(keeper).begun:
+        raise Busy("The {kernel} was not saved by itself.", "The next cell has begun.", "")
+
+
+def _writer(keeper: Keeper, store: Store, operation: Operation, replace: bool) -> Writer:
+    """Begin a snapshot that the kernel's notebook is to have under the operation's name. Raises as `Store.writer`."""
     quota = settings.store_quota() if store is keeper.store else None
-    choose = functools.partial(choose_key, store, name, owner_of(keeper), replace=replace)
+
+    def choose() -> tuple[str, bool]:
+        return choose_key(store, operation.name, owner_of(keeper), replace=replace)
+
     key, replaces = choose()
     by = keeper.launch.notebook or keeper.launch.job or f"Kernel {keeper.launch.kernel_id}"
     return store.writer(key, replace=replaces, quota=quota, choose=choose, by=by)

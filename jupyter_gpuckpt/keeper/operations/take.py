@@ -98,6 +98,8 @@ class Taken:
     agent: ReadyForSave
     """What the agent says about its kernel."""
     communicators: Communicators
+    begun: int = 0
+    """How many requests the kernel has begun to execute since it was prepared."""
 
 
 async def take(
@@ -150,6 +152,7 @@ async def take(
         )
         staging, frozen = await freeze.take()
         undoing.pop_all()
+    begun = 0
     if left == "running":
         try:
             said = await after_save(channel, has_agent, None, settings.hook_timeout())
@@ -157,8 +160,8 @@ async def take(
             if frozen.memory is not None:
                 await asyncio.to_thread(frozen.memory.end)
             raise
-        agent = replace(agent, waited=said.waited or agent.waited)
-    return Taken(staging, frozen, agent, communicators)
+        agent, begun = replace(agent, waited=said.waited or agent.waited), said.begun
+    return Taken(staging, frozen, agent, communicators, begun)
 
 
 @contextlib.contextmanager
