@@ -294,8 +294,6 @@ class Program:
 
 
 def _torch(name: str, source: str, gib: float, environment: str = "", gpus: int = 1, extra: str = "") -> Program:
-    if gpus > 1:
-        environment += '\nos.environ["GPUCKPT_SEVERAL_GPUS"] = "on"'
     prelude = _TORCH.format(environment=environment, gpus=gpus)
     return Program(name, prelude + source, int(gib * _GIB), ("torch", *filter(None, [extra])), gpus)
 

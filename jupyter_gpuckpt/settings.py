@@ -206,15 +206,6 @@ parking = Setting(
     without="on, if the library was built",
     more="internals/parking.md",
 )
-several_gpus = Setting(
-    "GPUCKPT_SEVERAL_GPUS",
-    is_on,
-    lambda: False,
-    what="`on`: also park the memory of kernels and jobs that see several GPUs, which is not safe yet; set it in their "
-    "environment",
-    without="off: the driver copies it",
-    more="internals/parking.md#several-gpus",
-)
 managed = Setting(
     "GPUCKPT_MANAGED",
     is_on,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from notebooks import Notebook, StartKernel
+from test_gpu_sleep import says
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
@@ -68,4 +69,4 @@ def test_a_kernel_that_slept_has_it_again(notebook: Notebook) -> None:
     notebook.run(PROGRAM.format(pool="malloc_managed", bits=20), timeout=60)
     before = notebook.run("print(digest())", timeout=60).text
     notebook.run("%gpuckpt sleep", timeout=60)
-    assert notebook.value("digest(), is_managed()") == f"{before} True"
+    assert says(notebook, "digest(), is_managed()") == f"{before} True"

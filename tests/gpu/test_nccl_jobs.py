@@ -64,7 +64,6 @@ def training(tmp_path: Path, worker: CudaWorker, monkeypatch: pytest.MonkeyPatch
         pytest.skip("needs two GPUs")
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("GPUCKPT_NCCL", "on")
-    monkeypatch.setenv("GPUCKPT_SEVERAL_GPUS", "on")  # a rank sees both, and is parked
     return Training(tmp_path)
 
 

@@ -18,11 +18,6 @@ from jupyter_gpuckpt.store import Store
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240), pytest.mark.shared_kernel]
 
 
-@pytest.fixture(autouse=True)
-def _several_are_parked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUCKPT_SEVERAL_GPUS", "on")
-
-
 _ONE = "import torch\n{digest}x = torch.randint(0, 2**62, (2**27,), device='cuda:{gpu}'); d = digest(x)\n"
 
 # Copies of all of it, and kernels on one GPU that read what is on the other.

@@ -135,7 +135,6 @@ class Process:
         return {
             "MADE_UP_GPU": str(self.gpu),
             "MADE_UP_GPUS": str(self._gpus),
-            "GPUCKPT_SEVERAL_GPUS": "on",
             "LD_LIBRARY_PATH": str(self.driver.parent),
             settings.ENV_RUN_DIR: str(self.run_dir),
         }

@@ -641,12 +641,6 @@ def test_gpus_that_cannot_access_each_other_are_left_to_the_driver(
     assert process.ask("ours.gpuckpt_parkable()") == 0
 
 
-def test_memory_on_several_gpus_is_left_to_the_driver_unless_the_user_wants_it_parked(start: Start) -> None:
-    process = start(gpus=2).process
-    process.ask("os.environ.pop('GPUCKPT_SEVERAL_GPUS'), alloc(4 << 20), on(1), alloc(4 << 20), create(20 << 20)")
-    assert process.ask("ours.gpuckpt_parkable()") == 0
-
-
 def _host_memory(held: HeldProcess) -> int:
     """Return how many bytes of memory the files of what is parked take."""
     return sum(file.stat().st_blocks * 512 for file in held.memory.iterdir())

@@ -165,7 +165,6 @@ def test_gpus_have_access_to_each_other_again_before_anything_runs(
 ) -> None:
     """The made-up driver refuses to checkpoint a process that has it; the real one loses it."""
     monkeypatch.setenv("MADE_UP_GPUS", "2")
-    monkeypatch.setenv("GPUCKPT_SEVERAL_GPUS", "on")
     job = start_job("5", "1")
     for name in ("one", "two"):
         job.save(name)
@@ -349,7 +348,6 @@ def test_a_cell_that_uses_several_gpus_is_saved_in_its_middle(
     start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MADE_UP_GPUS", "2")
-    monkeypatch.setenv("GPUCKPT_SEVERAL_GPUS", "on")
     begun, go_on = tmp_path / "begun", tmp_path / "go_on"
     notebook = start()
     notebook.run(IN_A_CELL)

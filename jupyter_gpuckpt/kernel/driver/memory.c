@@ -215,17 +215,11 @@ static int gpu_count; /* 0: not looked yet; -1: left to the driver */
 
 /* Look at the GPUs, and tell whether to make blocks. Where one cannot access another's memory, only the driver can copy
  * from one to the other, and only what it made itself. */
-/* Programs that use several GPUs were seen to fail after a save: it is done where the user wants it. */
-static int may_be_several(void) {
-  const char *setting = getenv("GPUCKPT_SEVERAL_GPUS");
-  return setting && !strcmp(setting, "on");
-}
-
 static int look_at_gpus(void) {
   int count, can = 1, rdma;
   if (cu.DeviceCount(&count)) return 0; /* before cuInit */
   gpu_count = -1;
-  if (count < 1 || count > MOST_DEVICES || (count > 1 && !may_be_several())) return 0;
+  if (count < 1 || count > MOST_DEVICES) return 0;
   for (int i = 0; i < count; i++) {
     gpus[i].prop = (allocation_prop){.type = PINNED, .handle_types = POSIX_FD, .place = {ON_DEVICE, i}};
     rdma = 0;
