@@ -34,7 +34,7 @@ from . import (
     start_times,
     variables,
 )
-from .builtin_hooks import Housekeeping
+from .builtin_hooks import Housekeeping, bytes_on_gpus
 from .cells import Asked, Cells
 from .channel import Channel
 from .child_output import ChildOutput
@@ -167,6 +167,7 @@ class Agent:
     def _call(self, message: dict[str, Any]) -> None:
         calls: dict[str, Callable[..., Any]] = {
             "about": self._about,
+            "bytes_on_gpus": bytes_on_gpus,
             "before_save": self._before_save,
             # In a thread of its own: it may be away for long, where the kernel sleeps or is restored.
             "before_sleep": self.sleeping.before_sleep,

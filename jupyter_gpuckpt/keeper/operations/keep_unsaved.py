@@ -18,6 +18,7 @@ from ...client.record import Operation
 from ...errors import Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda
 from ...operations.requests import Restore, Save
+from ..agent_channel import AgentSilent
 from ..unsaved import unsaved
 from .progress import OperationProgress, ProgressCallback
 from .save import save
@@ -29,6 +30,7 @@ __all__ = ["Kept", "keep_unsaved"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
+_SAYS = 0.5  # how long a kernel may take to say how much GPU memory it uses, in seconds
 _PACE = 1e9
 """How many bytes a second are frozen, read, compressed and stored by two processors, roughly (docs/benchmarks.md)."""
 
@@ -44,6 +46,9 @@ class Kept:
 
 class _TakesLong(Refused):
     """It would take longer than it may."""
+
+    def __init__(self) -> None:
+        super().__init__("It was not saved.", "It has too much memory for that to take a moment.", "")
 
 
 async def keep_unsaved(
@@ -72,10 +77,12 @@ async def keep_unsaved(
         # Not to be seen on the GPU first: what looks there takes seconds to start, and the restore waits for it.
         size = max(cuda.in_use(described), sum(cuda.needs(described).values()) - zeros)
         if limit is not None and private + size > limit * _PACE:
-            raise _TakesLong("It was not saved.", "It has too much memory for that to take a moment.", "")
+            raise _TakesLong
 
     ending = asyncio.create_task(_end(saving, operation, limit))
     try:
+        if limit is not None and await _bytes_on_gpus(keeper) - zeros > limit * _PACE:
+            raise _TakesLong  # before its hooks are run and its garbage is looked for, which the restore would wait for
         request_for_it = Save(name="", automatic=True)
         saved = await save(keeper, saving, request_for_it, on_progress, refuse, asked_in_a_cell=in_a_cell)
         return Kept(saved.name)
@@ -93,6 +100,17 @@ async def keep_unsaved(
         return Kept(why_not=f"it took longer than {limit:g} s." if was_slow else e.why)
     finally:
         ending.cancel()
+
+
+async def _bytes_on_gpus(keeper: Keeper) -> int:
+    """Return how much GPU memory the kernel's arrays take, in bytes, as far as it says so at once."""
+    if keeper.channel is None or not keeper.launch.agent:
+        return 0
+    try:
+        said = await keeper.channel.call("bytes_on_gpus", {}, _SAYS)
+    except (AgentSilent, GpuckptError):  # it does not know the question, as one that an older version saved
+        return 0
+    return said if isinstance(said, int) else 0
 
 
 def _zeros_when_saved(keeper: Keeper) -> int:
