@@ -21,12 +21,6 @@ from jupyter_gpuckpt.store import Store
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
 
 
-@pytest.fixture(autouse=True)
-def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere than in the test of its limit, what a restore keeps takes as long as it takes."""
-    monkeypatch.setenv("GPUCKPT_KEEP_UNSAVED", f"{PATIENCE:.0f}s")
-
-
 def snapshots(notebook: Notebook) -> Sequence[Labelled]:
     with notebook.keeper as keeper:
         return [Labelled(**one) for one in keeper.request("list")["snapshots"]]
