@@ -86,8 +86,10 @@ class Criu:
         # or kills criu before, while it puts that code there, can kill the process with it.
         script = self.folder / "hang.py"
         script.write_text(
-            "import os, signal, sys\n"
+            "import contextlib, os, signal, sys, time\n"
             "from pathlib import Path\n"
+            # It talks for a few milliseconds: what looks for that must not wait for a processor.
+            "with contextlib.suppress(OSError): os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))\n"
             f"open({str(self.folder / 'watching')!r}, 'w').close()\n"
             "criu, kernel = sys.argv[1], sys.argv[sys.argv.index('-t') + 1]\n"
             "def is_held(): return f'TracerPid:\\t{criu}\\n' in open(f'/proc/{kernel}/status').read()\n"
@@ -99,7 +101,7 @@ class Criu:
             "    rows = [row.split() for row in open('/proc/net/unix', errors='replace') if '/gpuckpt-criu/' in row]\n"
             "    talking = {f'socket:[{row[6]}]' for row in rows if row[3] != '00010000'}\n"
             "    return bool(talking & set(own())) if talking else False\n"
-            "while not (is_held() and talks()): pass\n"
+            "while not (is_held() and talks()): time.sleep(0.0002)\n"
             "os.kill(int(criu), signal.SIGSTOP)\n"
         )
         watching = self.folder / "watching"

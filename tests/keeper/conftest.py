@@ -43,3 +43,20 @@ def keepers_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
 
     return keepers_first
+
+
+# For as long as a file is there, nothing that is stored gets onto the disk.
+_SLOW_DISK = """
+def stands_still(fd):
+        while "/packs/" in os.readlink(f"/proc/self/fd/{{fd}}") and os.path.exists({slow!r}): time.sleep(0.01)
+        sync(fd)
+    sync, os.fsync = os.fsync, stands_still
+"""
+
+
+@pytest.fixture
+def slow_disk(keepers_first: Callable[[str], None], tmp_path: Path) -> Path:
+    """The file that keepers which start after this wait for: while it is there, they get no snapshot onto the disk."""
+    slow = tmp_path / "slow"
+    keepers_first(_SLOW_DISK.format(slow=str(slow)).strip())
+    return slow

@@ -58,7 +58,7 @@ def test_joblib_goes_on_by_a_cluster_also_when_its_workers_have_ended_and_remove
         assert "TCP" not in notebook.run("%gpuckpt restore here").text
         assert notebook.value("worker.is_alive(), answers") == "True []"
         gate.touch()
-        assert notebook.value("worker.join(30), answers") == "None [[1, 2, 3, 4, 5, 6]]"
+        assert notebook.value("worker.join(150), answers") == "None [[1, 2, 3, 4, 5, 6]]"
         gate.unlink()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from keeper_faults import (
     Asked,
+    Requested,
     assert_no_litter,
     assert_nothing_left,
     assert_works,
@@ -16,27 +17,22 @@ from keeper_faults import (
     processes_of,
     store,
 )
-from notebooks import Notebook, StartKernel, wait_until
+from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.store import Store
 
-MUCH = "import os; much = os.urandom(120 * 2**20); import gc; gc.collect(); x = 1"
-
 
 @pytest.fixture
-def notebook(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    """A kernel whose cells do not wait for the disk at all, with enough memory that the disk needs a while."""
+def notebook(slow_disk: Path, start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    """A kernel whose cells do not wait for the disk at all, which is as slow as the test has it."""
     monkeypatch.setenv("GPUCKPT_SAVE_WAIT", "0")
     notebook = start()
-    notebook.run(MUCH)
+    notebook.run("import os; much = os.urandom(2**20); x = 1")
     return notebook
 
 
 def save(notebook: Notebook, name: str = "x", then: str = "") -> str:
-    """Save without waiting, and see that it is so; return what the cell showed, which goes on with `then`.
-
-    What has to come before the disk is in that cell: a test may be slower than the disk.
-    """
+    """Save without waiting, and see that it is so; return what the cell showed, which goes on with `then`."""
     there = store() / "snapshots" / f"{name}.json"
     shown = notebook.run(f"saved = %gpuckpt save {name}\nprint('there:', os.path.exists({str(there)!r}))\n{then}").text
     assert "there: False" in shown
@@ -47,10 +43,12 @@ def is_there(name: str = "x") -> Callable[[], bool]:
     return lambda: name in names()
 
 
-def test_a_cell_goes_on_before_the_disk_and_hears_of_the_end(notebook: Notebook) -> None:
+def test_a_cell_goes_on_before_the_disk_and_hears_of_the_end(notebook: Notebook, slow_disk: Path) -> None:
+    slow_disk.touch()
     told = save(notebook, then="print(saved.name, saved.written, saved.restored, saved.frozen_seconds > 0)")
     assert "x captured (kernel paused " in told
     assert told.endswith("x False False True")
+    slow_disk.unlink()
     wait_until(is_there())
     # By what a cell shows it could not be told: what is said of the end may be shown in any cell.
     wait_until(lambda: notebook.look("saved.written") == "True", what="the kernel does not hear of it")
@@ -60,18 +58,21 @@ def test_a_cell_goes_on_before_the_disk_and_hears_of_the_end(notebook: Notebook)
 
 @pytest.mark.parametrize(("can_be_asked", "kind"), [(False, "update_display_data"), (True, "display_data")])
 def test_the_end_is_shown_in_the_cell_that_asked_and_anew_in_a_terminal(
-    notebook: Notebook, can_be_asked: bool, kind: str
+    notebook: Notebook, slow_disk: Path, can_be_asked: bool, kind: str
 ) -> None:
     """What tells a terminal from a program that executes notebooks is that it can be asked for input."""
+    slow_disk.touch()
     notebook.client.execute("%gpuckpt save x", allow_stdin=can_be_asked)
     told: list[str] = []
     while True:
-        message = notebook.client.get_iopub_msg(timeout=60)
+        message = notebook.client.get_iopub_msg(timeout=PATIENCE)
         text = str(message["content"].get("data", {}).get("text/plain", ""))
         if text.startswith("Saved x: "):
             assert message["msg_type"] == kind
             break
         told += [text] if text else []
+        if "; not safe until written." in text:
+            slow_disk.unlink(missing_ok=True)
     assert "; not safe until written." in told[-1]
 
 
@@ -88,33 +89,41 @@ def test_waiting_is_to_be_had(notebook: Notebook) -> None:
     assert is_there()()
 
 
-def test_what_is_asked_for_meanwhile_waits_its_turn(notebook: Notebook) -> None:
+def test_what_is_asked_for_meanwhile_waits_its_turn(notebook: Notebook, slow_disk: Path) -> None:
+    slow_disk.touch()
     assert "x is being written." in save(notebook, then="%gpuckpt list")
-    assert "paused for" in notebook.run("%gpuckpt show x").text, "what is asked for by name is waited for"
+    shown = Requested(notebook, "show", {"name": "x"})
+    slow_disk.unlink()
+    assert isinstance(shown.outcome(), dict), "what is asked for by name is waited for"
+    slow_disk.touch()
     notebook.run("x = 2")
     save(notebook, "y")
+    slow_disk.unlink()
     notebook.run("x = 3")
-    save(notebook, "z")
+    notebook.run("%gpuckpt save z")
     assert is_there("y")()
     notebook.run("x = 4")
     notebook.run("%gpuckpt restore z")
-    assert notebook.value("x, saved.restored") == "3 True"
+    assert notebook.value("x") == "3"
     notebook.run("%gpuckpt restore x")
     assert notebook.value("x, saved.restored") == "1 True"
 
 
-def test_an_interrupt_ends_what_waits_and_not_what_is_written(notebook: Notebook) -> None:
+def test_an_interrupt_ends_what_waits_and_not_what_is_written(notebook: Notebook, slow_disk: Path) -> None:
+    slow_disk.touch()
     both = Asked(notebook, "%gpuckpt save x\n%gpuckpt save y --wait")
     with notebook.keeper as keeper:
         wait_until(lambda: keeper.request("status")["queued"], what="the second save never waited")
     notebook.manager.interrupt_kernel()
     assert both.answer()["status"] == "error"
+    slow_disk.unlink()
     wait_until(is_there())
     assert not is_there("y")()
 
 
 @pytest.mark.parametrize("end", ["shutdown", "restart", "crash"])
-def test_the_kernel_may_end_meanwhile(notebook: Notebook, end: str, tmp_path: Path) -> None:
+def test_the_kernel_may_end_meanwhile(notebook: Notebook, slow_disk: Path, end: str, tmp_path: Path) -> None:
+    slow_disk.touch()
     save(notebook)
     if end == "shutdown":
         notebook.close()
@@ -125,27 +134,28 @@ def test_the_kernel_may_end_meanwhile(notebook: Notebook, end: str, tmp_path: Pa
     else:
         notebook.client.execute("import os; os._exit(7)")
         wait_until(lambda: not notebook.manager.is_alive())
+    assert not is_there()()
+    slow_disk.unlink()
     wait_until(is_there(), what="what was taken was lost")
     if end == "restart":
         notebook.run("%gpuckpt restore x")
-        assert notebook.value("x, len(much)") == f"1 {120 * 2**20}"
+        assert notebook.value("x, len(much)") == f"1 {2**20}"
     notebook.close()
     wait_until(lambda: not processes_of(tmp_path))
     assert_no_litter()
     assert_nothing_left(tmp_path)
 
 
-def test_a_keeper_that_dies_meanwhile_leaves_no_snapshot_and_says_so(notebook: Notebook) -> None:
-    for attempt in range(5):
-        name = f"x{attempt}"
-        save(notebook, name)
-        pid = keeper_pid(notebook)
-        notebook.kill_keeper()
-        assert keeper_pid(notebook) != pid
-        if not is_there(name)():
-            break  # and was not written before it was killed
+def test_a_keeper_that_dies_meanwhile_leaves_no_snapshot_and_says_so(notebook: Notebook, slow_disk: Path) -> None:
+    slow_disk.touch()
+    save(notebook)
+    pid = keeper_pid(notebook)
+    notebook.kill_keeper()
+    assert keeper_pid(notebook) != pid
+    slow_disk.unlink()
+    assert not is_there()()
     wait_until(lambda: notebook.value("saved.error is not None") == "True", what="the kernel does not hear of it")
-    assert f"{name} was NOT saved. " in notebook.run("saved").text
+    assert "x was NOT saved. " in notebook.run("saved").text
     notebook.run("%env GPUCKPT_SAVE_WAIT=600")
     assert_works(notebook)
 
@@ -154,8 +164,8 @@ def test_a_disk_that_refuses_is_told_of(start: StartKernel, monkeypatch: pytest.
     monkeypatch.setenv("GPUCKPT_SAVE_WAIT", "0")
     monkeypatch.setenv("GPUCKPT_STORE_QUOTA", "50M")
     notebook = start()
-    notebook.run(MUCH)
-    save(notebook)
+    notebook.run("import os; much = os.urandom(120 * 2**20); x = 1")
+    notebook.run("saved = %gpuckpt save x")
     wait_until(lambda: notebook.value("saved.error is not None") == "True", what="the kernel does not hear of it")
     assert "Disk quota exceeded" in notebook.run("saved").text
     assert notebook.value("saved.written, x") == "False 1"

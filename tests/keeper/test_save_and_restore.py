@@ -440,30 +440,17 @@ def test_what_another_kernel_is_just_saving_is_named_and_waited_for(start: Start
     assert other.value("x") == "1"
 
 
-# For as long as a file is there, nothing that is stored gets onto the disk.
-_SLOW_DISK = """
-def stands_still(fd):
-        while "/packs/" in os.readlink(f"/proc/self/fd/{{fd}}") and os.path.exists({slow!r}): time.sleep(0.01)
-        sync(fd)
-    sync, os.fsync = os.fsync, stands_still
-"""
-
-
-def test_a_percentage_is_never_followed_by_a_bare_word(
-    keepers_first: Callable[[str], None], start: StartKernel, tmp_path: Path
-) -> None:
+def test_a_percentage_is_never_followed_by_a_bare_word(slow_disk: Path, start: StartKernel) -> None:
     """Where nothing moves the keeper gives a sign of life now and then, which says what was said last."""
-    slow = tmp_path / "slow"
-    keepers_first(_SLOW_DISK.format(slow=str(slow)).strip())
     notebook = start()
     notebook.run("import os; ballast = os.urandom(20_000_000)")
-    slow.touch()
+    slow_disk.touch()
     cell = Asked(notebook, "%gpuckpt save slowly --wait")
     said: list[str] = []
     while not any("100 %" in line for line in said[:-2]):  # as many lines as it takes, and two after that one
         text = notebook.client.get_iopub_msg(timeout=PATIENCE)["content"].get("data", {}).get("text/plain", "")
         if "riting" in text:
             said.append(text)
-    slow.unlink()
+    slow_disk.unlink()
     assert cell.answer()["status"] == "ok"
     assert all("100 %" in line for line in said[-2:]), said

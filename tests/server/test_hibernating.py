@@ -73,7 +73,7 @@ def test_a_server_stops_and_its_kernels_are_resumed_by_the_next(tmp_path: Path, 
         for number in signals:
             server.process.send_signal(number)
             wait_until(lambda: "Shutting down" in server.log.read_text(), what="the server does not stop")
-        assert server.process.wait(60) == 0
+        assert server.process.wait(PATIENCE) == 0
     (report,) = (tmp_path / "logs").glob("hibernated-*.json")
     (told,) = json.loads(report.read_text())["kernels"]
     assert (told["kernel_id"], told["saved"]) == (kernel_id, True)
@@ -137,7 +137,7 @@ def test_none_is_started_anew_while_others_are_being_hibernated(tmp_path: Path) 
             with server.connected(kernel_id) as notebook:
                 notebook.run("import os; much = os.urandom(100_000_000)")
         server.process.terminate()
-        assert server.process.wait(60) == 0
+        assert server.process.wait(PATIENCE) == 0
         assert "restarting kernel" not in server.log.read_text()
     with running(tmp_path) as server:
         assert sorted(one["path"] for one in _hibernated(server)) == ["a.ipynb", "b.ipynb", "c.ipynb"]
