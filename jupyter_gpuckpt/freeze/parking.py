@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import DriverError, GpuckptError
-from ..linux.processes import outer_thread
+from ..linux.processes import inner_pid, outer_thread
 from . import ptrace
 from .gpu_processes import ended
 from .line_program import LineProgram
 from .parking_channel import ParkingChannel, path_of, waits
-from .ranges import Range
+from .ranges import Range, size_of
 from .staging_buffer import StagingBuffer
 
 __all__ = ["HASH", "PARKED", "Elsewhere", "Parked", "Parking", "Seen", "giving_back", "is_supported"]
@@ -43,11 +43,14 @@ HASH = 32
 KNOWN, MADE, IN_USE = "known", "made", "in-use"
 """What of the files in the run folder (`path_of`) has the hashes of what need not be copied, those of all that was
 parked, and the ranges of what is brought or awaited that are not zero."""
+WANTED, BORROWED = "wanted", "borrowed"
+"""And which of them has the hashes of all chunks of what is brought, and the ranges of it that were borrowed."""
 _RANGE = struct.Struct("<QQ")
 """Where one begins, and its bytes."""
 
 FileState = Literal["new", "awaited", "kept", "brought"]
 
+_CHUNK = 2 << 20  # bytes (`vram_hashes`)
 _PROTOCOL = b"3"
 """How process, keeper and holder talk to each other (parking.c, `vram_holder`)."""
 _PREPARE_TIMEOUT = 60.0
@@ -175,13 +178,14 @@ class Parking:
         self._spare: list[LineProgram] = []
         self._channel = ParkingChannel(run_dir, parked.pid)
         self._socket = 0
-        self._notes = {what: path_of(run_dir, parked.pid, what) for what in (KNOWN, MADE, IN_USE)}
+        self._notes = {what: path_of(run_dir, parked.pid, what) for what in (KNOWN, MADE, IN_USE, WANTED, BORROWED)}
         self._remove_notes()
         if elsewhere is not None:
             _write(self._notes[KNOWN], elsewhere.hashes)
         if in_use is not None:
             _write(self._notes[IN_USE], b"".join(_RANGE.pack(begin, end - begin) for begin, end in in_use))
         places = [((gpu_map or {}).get(gpu, gpu), size) for gpu, size in parked.gpus.items()]
+        self._gpus = [gpu for gpu, _ in places]
         every_gpu = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         self._holder = LineProgram(
             "jupyter_gpuckpt.freeze.vram_holder",
@@ -260,20 +264,60 @@ class Parking:
         """
         if self._channel.call(pid) is None:
             return None
-        self._channel.say(f"show {self._places}")
-        words = self._channel.hear(_ARRIVE_TIMEOUT).split()
-        seen, shown = [b"not"], b""
-        if words[:1] == [b"showing"] and words[2:] == [_PROTOCOL] and words[1].isdigit():
-            self._holder.tell(b"see %d %d" % (pid, int(words[1])))
-            shown = self._channel.hear(_TAKE_TIMEOUT)
-            with contextlib.suppress(TimeoutError):
-                seen = self._holder.hear(_PREPARE_TIMEOUT).split()
-        self._channel.say("no")
-        self._channel.hear(_ARRIVE_TIMEOUT, b"not")
-        if shown != b"shown" or seen[:1] != [b"seen"]:
+        seen = self._show(self._channel, [size for _, size in self.parked.places], b"see %d" % pid)
+        if seen[:1] != [b"seen"]:
             log.warning("the GPU memory of process %d was not seen: %s", pid, self._holder.last_words())
             return None
         return Seen(int(seen[1]), int(seen[2]))
+
+    def borrow(self, lender: int, run_dir: Path, hashes: bytes) -> None:
+        """Have the holder copy on the GPUs, of what is to be brought, what another process has there.
+
+        The process (`lender` on this machine, with this run folder) goes on with its memory. The hashes are those of
+        all chunks of what is to be brought; what is copied has been seen to have them. Nobody fills a room of the
+        buffer yet. Where it cannot be done, all is brought.
+        """
+        if self._buffer is None or not self._buffer.until_ready():
+            return
+        channel = ParkingChannel(run_dir, inner_pid(lender))
+        try:
+            places = channel.call(lender)
+            if places is None:
+                return
+            if [gpu for gpu, size in places if size] != self._gpus:
+                channel.say("no")
+                channel.hear(_ARRIVE_TIMEOUT, b"not")
+                return
+            _write(self._notes[WANTED], hashes)
+            sizes = b" ".join(b"%d" % size for _, size in places if size)
+            said = self._show(channel, [size for _, size in places], b"borrow %d" % lender, sizes)
+        finally:
+            channel.close()
+        if said != [b"borrowed"]:
+            log.warning("no GPU memory of process %d was borrowed: %s", lender, self._holder.last_words())
+            return
+        there = [(begin, begin + size) for begin, size in _RANGE.iter_unpack(self._notes[BORROWED].read_bytes())]
+        self._buffer.has(there)
+        log.info("%d of %d MB of GPU memory were there", size_of(there) / 1e6, len(hashes) // HASH * _CHUNK / 1e6)
+
+    def _show(self, channel: ParkingChannel, sizes: Sequence[int], command: bytes, more: bytes = b"") -> list[bytes]:
+        """Have a process that was called show its memory, and the holder do something with it; return its answer.
+
+        The process goes on with its memory. Nothing is returned where it was not shown.
+        """
+        channel.say(f"show {' '.join(map(str, sizes))}")
+        words = channel.hear(_ARRIVE_TIMEOUT).split()
+        said, shown = list[bytes](), b""
+        if words[:1] == [b"showing"] and words[2:] == [_PROTOCOL] and words[1].isdigit():
+            self._holder.tell(b"%s %d %s" % (command, int(words[1]), more))
+            shown = channel.hear(_TAKE_TIMEOUT)
+            try:
+                said = self._holder.hear(_PREPARE_TIMEOUT).split()
+            except TimeoutError:
+                self._holder.kill()  # it might still answer, when something else is asked
+        channel.say("no")
+        channel.hear(_ARRIVE_TIMEOUT, b"not")
+        return said if shown == b"shown" else []
 
     def stage(self) -> bool:
         """Make memory ready for what will be copied, as far as it was seen, and tell whether that could be done."""

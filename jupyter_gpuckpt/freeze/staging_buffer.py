@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .line_program import LineProgram
+from .ranges import Range, without
 
 __all__ = ["StagingBuffer"]
 
@@ -49,6 +50,7 @@ class StagingBuffer:
         """Those that the program has not emptied yet."""
         self._program: LineProgram | None = None
         self._ready = self._failed = False
+        self._there: list[Range] = []
         self._telling, self._hearing = threading.Lock(), threading.Lock()
 
     def start(self, program: LineProgram) -> None:
@@ -61,9 +63,19 @@ class StagingBuffer:
         return self.ROOM
 
     def wants(self, offset: int, size: int) -> bool:
-        """Tell whether these bytes go there: all do."""
-        del offset, size
-        return True
+        """Tell whether any of these bytes go there: all do that are not there already."""
+        return any(True for _ in without([(offset, offset + size)], self._there))
+
+    def until_ready(self) -> bool:
+        """Wait until the program is ready, and tell whether it is; nobody fills a room yet."""
+        with self._hearing:
+            if not self._ready and not self._failed:
+                self._hear()
+            return self._ready
+
+    def has(self, ranges: list[Range]) -> None:
+        """Say what is on the GPU already, before anybody fills a room."""
+        self._there = ranges
 
     @contextlib.contextmanager
     def room(self, offset: int, size: int) -> Iterator[memoryview]:

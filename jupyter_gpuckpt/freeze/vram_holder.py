@@ -14,7 +14,8 @@ has another's memory open at its checkpoint, and memory that came from another c
 
 `KNOWN`, where it is there, has hashes (`vram_hashes`): chunks that have one of these are not copied, nor are zeros.
 `MADE` then has the hashes of all chunks. `IN_USE`, where it is there, says of memory that is awaited or brought which
-ranges of it are not zero (`ranges`).
+ranges of it are not zero (`ranges`). `WANTED` has the hashes of all chunks of memory that is brought; `BORROWED` then
+says which ranges of it another process had (`borrow`).
 
 Lines: ``ready`` out, and then one answer to each of
 
@@ -27,6 +28,8 @@ Lines: ``ready`` out, and then one answer to each of
 - ``copied``: wait for the copies: ``copied``; or ``no room``, how many bytes of memory they lack
 - ``complete``: copy what was not, too, and give the file its name: ``complete``
 - ``load``: begin to bring the file to the GPUs: ``loaded``; or ``no room``
+- ``borrow PID FD SIZE…``: copy what is wanted of the memory that another process shows through its socket, which has so
+  many bytes on each of these GPUs and goes on with it: ``borrowed``; or ``not borrowed``
 - ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
 - ``fill PID FD``: fill every part that comes through that socket: ``filled``
 - ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
@@ -60,7 +63,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from ..linux import memory
-from .parking import HASH, IN_USE, KNOWN, MADE
+from .parking import BORROWED, HASH, IN_USE, KNOWN, MADE, WANTED
 from .parking_channel import CHANGED, path_of
 from .populate import populate_mapped, resize
 from .ranges import Range, data_of, joined, size_of, within, without
@@ -196,7 +199,7 @@ class _Gpu:
     """
 
     def __init__(self, uuid: str, first: int, size: int) -> None:
-        self.first, self.size = first, size
+        self.uuid, self.first, self.size = uuid, first, size
         self.end = first + size
         self._device = _number_of(uuid)
         self._context = _run("cuDevicePrimaryCtxRetain", self._device)
@@ -261,6 +264,35 @@ class _Gpu:
                     break
                 at, upto = max(begin, one.offset), min(end, one.offset + one.size)
                 yield at, upto - at, one.address + at - one.offset
+
+    def copy_wanted(self, lender: _Gpu, wanted: Sequence[bytes]) -> list[Range]:
+        """Copy the chunks of the file that are `wanted` from what is open of another process on the same GPU.
+
+        Return where they belong, of those that are right: the process may write to its memory meanwhile.
+        """
+        if not lender.held or self.hasher is None:
+            return []
+        lender.hasher = self.hasher
+        source = lender.held[0].address
+        found = {key: source + number * CHUNK for number, key in enumerate(_cut(lender.hashes())) if key != ZEROS}
+        runs: list[tuple[int, int, int]] = []  # where it begins and ends in the file, and the address of its bytes
+        for at in range(self.first, self.end, CHUNK):
+            if (there := found.get(wanted[at // CHUNK])) is None:
+                continue
+            if runs and runs[-1][1] == at and there - runs[-1][2] == at - runs[-1][0]:
+                runs[-1] = (runs[-1][0], at + CHUNK, runs[-1][2])
+            else:
+                runs.append((at, at + CHUNK, there))
+        for begin, end, there in runs:
+            for at, size, address in self.held_within([(begin, end)]):
+                _run("cuMemcpyDtoDAsync", address, there + at - begin, size, 0)
+        _run("cuCtxSynchronize")
+        right = []
+        for at, size, address in self.held_within([(begin, end) for begin, end, _ in runs]):
+            for number, key in enumerate(_cut(self.hasher.hashes(address, size // CHUNK)), at // CHUNK):
+                if key == wanted[number]:
+                    right.append((number * CHUNK, (number + 1) * CHUNK))
+        return joined(right)
 
     def spent(self, offset: int) -> Iterator[_Part | _Piece]:
         """Let go of what has only bytes before an offset."""
@@ -356,10 +388,7 @@ class _Holder:
 
     def _of(self, offset: int, size: int) -> _Gpu:
         """Return the GPU whose bytes these are."""
-        for gpu in self._gpus:
-            if gpu.first <= offset and offset + size <= gpu.end:
-                return gpu
-        raise RuntimeError("the process has more memory by now than there is room for")
+        return _of(self._gpus, _Item(offset, size, -1))
 
     def _by_gpu(self, batch: _Batch) -> Iterator[tuple[_Gpu, list[_Item]]]:
         for gpu, items in itertools.groupby(batch.items, lambda item: self._of(item.offset, item.size)):
@@ -536,6 +565,36 @@ class _Holder:
                 _run("cuMemcpyHtoDAsync", address, self._staging + at, size, 0)
         return "loaded"
 
+    def borrow(self, pid: int, fd: int, sizes: Sequence[int]) -> str:
+        lenders = _gpus([(gpu.uuid, size) for gpu, size in zip(self._gpus, sizes, strict=True)])
+        try:
+            with _socket_of(pid, fd, 0) as there:
+                for batch in _batches(there):
+                    for first, items in itertools.groupby(batch.items, lambda item: _of(lenders, item).first):
+                        lender = next(one for one in lenders if one.first == first)
+                        lender.use()
+                        lender.open(items)
+                there.send(_NUMBER.pack(0))
+            wanted, has = _cut(self._note(WANTED).read_bytes()), list[Range]()
+            lender_of = {gpu.first: lender for gpu, lender in zip(self._gpus, lenders, strict=True)}
+
+            def copy(gpu: _Gpu) -> None:
+                _have_hasher(gpu)
+                lender_of[gpu.first].allow()
+                has.extend(gpu.copy_wanted(lender_of[gpu.first], wanted))
+
+            self._on_all(copy)
+        except (RuntimeError, OSError) as e:
+            print(f"nothing was borrowed: {e}", file=sys.stderr)
+            return "not borrowed"
+        finally:
+            for lender in lenders:
+                lender.use()
+                lender.give_up()
+                lender.rest()
+        _write(self._note(BORROWED), b"".join(_ITEM.pack(begin, end - begin) for begin, end in sorted(has)))
+        return "borrowed"
+
     def bring(self, at: int, size: int, to: int) -> str:
         if not 0 <= to <= to + size <= self._size or at + size > len(self._file):
             raise RuntimeError("there is more than there is room for")
@@ -640,6 +699,14 @@ def _gpus(places: Sequence[tuple[str, int]]) -> list[_Gpu]:
     with ThreadPoolExecutor(len(places)) as pool:
         made = [pool.submit(_Gpu, uuid, end - size, size) for (uuid, size), end in zip(places, ends, strict=True)]
     return [one.result() for one in made]
+
+
+def _of(gpus: Iterable[_Gpu], item: _Item) -> _Gpu:
+    """Return the GPU whose bytes these are. Raises `RuntimeError`."""
+    for gpu in gpus:
+        if gpu.first <= item.offset and item.offset + item.size <= gpu.end:
+            return gpu
+    raise RuntimeError("the process has more memory by now than there is room for")
 
 
 def _number_of(uuid: str) -> int:
@@ -752,6 +819,8 @@ def _answer(holder: _Holder, line: str) -> str | None:
             return holder.complete()
         case "load", []:
             return holder.load()
+        case "borrow", [pid, fd, *sizes]:
+            return holder.borrow(pid, fd, sizes)
         case "bring", [at, size, to]:
             return holder.bring(at, size, to)
         case "fill", [pid, fd]:

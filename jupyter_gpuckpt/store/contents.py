@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .chunks import CHUNK, HOLE, Chunk, digest, is_zero
+from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, Chunk, digest, is_zero
 from .names import is_plain_path
 
 __all__ = ["MAX_SIZE", "Contents"]
@@ -56,6 +56,20 @@ class Contents:
                 found.append((at, at + chunk.size))
             at += chunk.size
         return found
+
+    def hashes_of(self, path: str) -> bytes:
+        """Return the hashes of the pieces of `CHUNK` bytes of a file, one after the other.
+
+        Those of a piece that is no chunk, since the file is cut otherwise there, are 32 zero bytes.
+        """
+        pieces = [bytes(len(HOLE))] * -(-self.size_of(path) // CHUNK)
+        at = 0
+        for chunk in self.files[path]:
+            if at % CHUNK == 0 and chunk.size % CHUNK == 0 and (chunk.hash == HOLE or chunk.size == CHUNK):
+                key = HASH_OF_ZEROS if chunk.hash == HOLE else chunk.hash
+                pieces[at // CHUNK : (at + chunk.size) // CHUNK] = [key] * (chunk.size // CHUNK)
+            at += chunk.size
+        return b"".join(pieces)
 
     def are_in(self, path: str, file: Path) -> bool:
         """Tell whether a file on the disk has the bytes of the file `path`. Raises `OSError`."""

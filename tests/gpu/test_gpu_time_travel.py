@@ -70,6 +70,10 @@ def test_cells_that_use_the_gpu_are_undone_and_redone(notebook: Notebook) -> Non
     for left in (2, 1):
         notebook.run("%gpuckpt undo", timeout=120)
         assert notebook.look(f"len(seen) == {left} and digest(*blocks) == seen[-1]") == "True"
+    log = (notebook.folder / "keeper.log").read_text()
+    found = [(int(there), int(all_)) for there, all_ in re.findall(r"(\d+) of (\d+) MB of GPU memory were there", log)]
+    # A third of it is zeros, which nobody copies.
+    assert [there > all_ // 2 for there, all_ in found] == [True, True], "what was there is not read"
     for there in (2, 3):
         notebook.run("%gpuckpt redo", timeout=120)
         assert notebook.look(f"len(seen) == {there} and digest(*blocks) == seen[-1]") == "True"

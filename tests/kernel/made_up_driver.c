@@ -325,7 +325,14 @@ int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { is_there(); me
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *s) { return cuMemcpyHtoD_v2(to, from, size); }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { is_there(); memcpy(to, (void *)from, size); return 0; }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *s) { return cuMemcpyDtoH_v2(to, from, size); }
-int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *s) { return cuMemcpyHtoD_v2(to, (void *)from, size); }
+/* Where there is a file of that name, the next copy is of what is written to meanwhile. */
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *s) {
+  char torn[4096];
+  int result = cuMemcpyHtoD_v2(to, (void *)from, size);
+  snprintf(torn, sizeof torn, "%s.torn", getenv("MADE_UP_GPU"));
+  if (!unlink(torn)) *(char *)to ^= 1;
+  return result;
+}
 int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t size) { memset((void *)to, value, size); return 0; }
 
 /* The one function that is ever launched, as plain C. */

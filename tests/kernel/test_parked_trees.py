@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -312,6 +313,81 @@ def test_what_a_cell_starts_parks_too(start: StartKernel, worker: str, monkeypat
     log = (notebook.folder / "keeper.log").read_text()
     assert "It has too much memory for that to take a moment" in log
     assert "restore of 'here', in seconds: plan " in log
+
+
+ON_THE_GPU = """
+import ctypes, threading
+cu = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    result = getattr(cu, name)(*arguments)
+    assert result == 0, (name, result)
+context, word, blocks = ctypes.c_void_p(), ctypes.c_uint64(), []
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+def alloc(mib):
+    call("cuCtxSetCurrent", context)
+    address = ctypes.c_uint64()
+    call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(mib << 20))
+    return address.value
+def write(block, mib, value):
+    call("cuCtxSetCurrent", context)
+    word.value = value
+    call("cuMemcpyHtoD_v2", ctypes.c_uint64(block + (mib << 20)), ctypes.byref(word), ctypes.c_size_t(8))
+def read(block, mib):
+    call("cuCtxSetCurrent", context)
+    call("cuMemcpyDtoH_v2", ctypes.byref(word), ctypes.c_uint64(block + (mib << 20)), ctypes.c_size_t(8))
+    return word.value
+blocks = [alloc(150), alloc(150)]
+for n, block in enumerate(blocks):
+    for mib in range(0, 150, 2): write(block, mib, 1000 * (n + 1) + mib)
+def is_right(n, block): return all(read(block, mib) == 1000 * (n + 1) + mib for mib in range(0, 150, 2))
+def are_right(): return all(is_right(n, block) for n, block in enumerate(blocks))
+def keep_writing():
+    while True: write(blocks[0], 0, read(blocks[0], 0) + 1)
+"""
+
+
+def test_what_the_running_kernel_has_on_the_gpu_is_copied_there_and_the_rest_is_read(
+    start: StartKernel, tmp_path: Path
+) -> None:
+    notebook = start()
+
+    def log() -> str:
+        return (notebook.folder / "keeper.log").read_text()
+
+    def were_there() -> list[str]:
+        return re.findall(r"(\d+ of \d+ MB) of GPU memory were there", log())
+
+    notebook.run(ON_THE_GPU)
+    notebook.run("%gpuckpt save here")
+    notebook.run("write(blocks[0], 6, 5); write(blocks[1], 148, 5)")
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("are_right()") == "True"
+    assert were_there() == ["310 of 314 MB"]
+    torn = tmp_path / "gpu.torn"
+    torn.touch()
+    notebook.run("%gpuckpt restore here --discard")
+    assert not torn.exists()
+    assert notebook.value("are_right()") == "True"
+    assert were_there()[1:] == ["312 of 314 MB"], "what is copied is looked at"
+    # It lies elsewhere, what is new is in its place, and some of it changes all the time.
+    notebook.run("more = alloc(20); [write(more, mib, 7) for mib in range(0, 20, 2)]")
+    notebook.run("cu.cuMemFree_v2(ctypes.c_uint64(blocks[0])); blocks[0] = alloc(160); write(blocks[0], 0, 1)")
+    notebook.run("threading.Thread(target=keep_writing, daemon=True).start()")
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("are_right()") == "True"
+    assert were_there()[2:] == ["157 of 314 MB"]
+    no_imports = tmp_path / "gpu.fails"
+    no_imports.touch()
+    notebook.run("%gpuckpt restore here --discard")
+    no_imports.unlink()
+    assert "was borrowed: nothing was borrowed: cuMemImportFromShareableHandle gave" in log()
+    assert notebook.value("are_right()") == "True"
+    notebook.run("[write(block, mib, 3) for block in blocks for mib in range(0, 150, 2)]")
+    notebook.run("%gpuckpt save other")
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("are_right()") == "True"
+    assert len(were_there()) == 3, "with nothing in common it is not looked for"
 
 
 IN_A_CELL = """

@@ -357,6 +357,7 @@ class GpuReturn:
         self._gpu_map, self._vram, self._read_again = gpu_map, vram, read_again
         self._parkings: list[Parking] = []
         self._preloading: asyncio.Task[object] | None = None
+        self._borrowing: asyncio.Task[object] | None = None
         self._reading: Future[None] | None = None
         self._nearly_read = asyncio.Event()
         self._stopped = False
@@ -433,6 +434,32 @@ class GpuReturn:
     def takers(self) -> dict[str, StagingBuffer]:
         """What takes the bytes to the GPUs as they are read, by the name of the file that has them otherwise."""
         return {one.parked.file: one.buffer for one in self._parkings if one.buffer is not None}
+
+    def borrow(self, running: Namespace, hashes: Mapping[str, bytes], has_much: Callable[[], bool]) -> None:
+        """Begin to copy, on the GPUs, what the running kernel has there of what is read to them; wait for `borrowed`.
+
+        `hashes` are those of all chunks of what was parked, by the name of its file. `has_much` tells whether it is
+        worth it; it may take a moment.
+        """
+
+        def borrow(parking: Parking) -> None:
+            wanted, lender = hashes.get(parking.parked.file), running.outer(parking.parked.pid)
+            if wanted is not None and lender is not None:
+                parking.borrow(lender, running.run_dir, wanted)
+
+        async def borrow_all() -> None:
+            if await asyncio.to_thread(has_much):
+                await _together(borrow, self._parkings)
+
+        self._borrowing = asyncio.create_task(borrow_all())
+
+    async def borrowed(self) -> None:
+        """Wait until what the running kernel has is there, if that was begun; where it failed, all of it is read."""
+        if self._borrowing is not None:
+            try:
+                await self._borrowing
+            except OSError as e:
+                log.warning("nothing of the running kernel's GPU memory was copied: %s", e)
 
     def read_behind(self, files: Postponed, progress: Progress) -> None:
         """Begin to read what is taken, which `files` are; `thaw` waits for it, or `have_read`."""
@@ -587,6 +614,8 @@ class GpuReturn:
     async def close(self) -> None:
         """End the programs that helped."""
         self._stopped = True
+        if self._borrowing is not None:
+            await asyncio.wait([self._borrowing])
         if self._reading is not None:
             with contextlib.suppress(GpuckptError, OSError):
                 await asyncio.wrap_future(self._reading)

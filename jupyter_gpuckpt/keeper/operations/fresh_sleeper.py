@@ -69,6 +69,8 @@ class RestorePlan:
     """The parts of it that hold them."""
     parked_in_use: Mapping[str, Sequence[Range]]
     """By the name of its file, where what a process had parked is not zero."""
+    parked_hashes: Mapping[str, bytes]
+    """And the hashes of all its chunks, one after the other, as the GPU makes them."""
     long_runs: LongRuns | None = None
     """What of its host memory may be brought straight into the process."""
 
@@ -98,6 +100,7 @@ def plan_restore(store: Store, name: str) -> tuple[Manifest, RestorePlan]:
     images_size = sum(contents.size_of(path) for path in contents.files if not path.startswith(outside))
     files = {one.file: f"{VRAM}/{one.file}" for one in parked_in(manifest.cuda)}
     in_use = {file: contents.data_of(path) for file, path in files.items() if path in contents.files}
+    hashes = {file: contents.hashes_of(path) for file, path in files.items() if path in contents.files}
     return manifest, RestorePlan(
         [file for file in needed if file.path not in brought],
         lacking,
@@ -105,6 +108,7 @@ def plan_restore(store: Store, name: str) -> tuple[Manifest, RestorePlan]:
         placed,
         parts,
         in_use,
+        hashes,
         _long_runs(store, manifest, contents),
     )
 

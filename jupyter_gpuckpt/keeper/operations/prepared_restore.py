@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...errors import Refused
+from ...errors import GpuckptError, Refused
 from ...freeze import cuda
 from ...freeze.criu_program import CriuProgram
 from ...freeze.long_runs import LongRuns
-from ...freeze.parking import Parked
+from ...freeze.parking import HASH, PARKED, Parked
 from ...snapshots.summary import current_name
-from ...store import Manifest, Snapshot, Store, Taker
+from ...store import HASH_OF_ZEROS, HOLE, Manifest, Snapshot, Store, Taker
 from .. import preflight
 from ..gpu.freeze import GpuReturn, parked_in
 from ..gpu.late_vram import LateVram
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from ..kernel_life import Keeper
 
 __all__ = ["PreparedRestore"]
+
+_WORTH_IT = 0.25
+"""Which part of a snapshot's GPU memory the running kernel has to have had: to look for it takes a moment."""
 
 
 @dataclass
@@ -86,6 +89,9 @@ class PreparedRestore:
             gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram, read_again, in_use)
             undoing.push_async_callback(gpu.close)
             await gpu.prepare(early=True, reading=not lazily)
+            if beside and not lazily and keeper.asleep is None and gpu.takers:
+                has_much = functools.partial(_has_much_of, keeper, request.parked_hashes)
+                gpu.borrow(keeper.namespace(), request.parked_hashes, has_much)
             late = LateVram(store, manifest.name, manifest.id, VRAM, new.vram) if lazily else None
             if late is not None:
                 undoing.push_async_callback(late.close)
@@ -154,11 +160,28 @@ async def _read(
     snapshot.also_close = new.leave_files
     undoing.push_async_callback(asyncio.to_thread, snapshot.close)
     if behind:
+        await gpu.borrowed()
         postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
         gpu.read_behind(await asyncio.to_thread(postpone, takers.__contains__, takers), progress.amount)
     else:
         await gpu.have_read()
     return snapshot
+
+
+def _has_much_of(keeper: Keeper, hashes: Mapping[str, bytes]) -> bool:
+    """Tell whether enough of these chunks was on GPUs when the running kernel was saved or restored last."""
+    wanted = [key for each in hashes.values() for key in _cut(each) if key not in (HOLE, HASH_OF_ZEROS)]
+    try:
+        manifest = next(one for one in keeper.store.list() if one.id == keeper.state.parent_id)
+        contents = keeper.store.contents(manifest)
+    except (StopIteration, GpuckptError):
+        return False
+    has = {chunk.hash for path in contents.files if path.endswith(PARKED) for chunk in contents.files[path]}
+    return sum(key in has for key in wanted) > len(wanted) * _WORTH_IT
+
+
+def _cut(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
 
 
 def _but_for(paths: Container[str], is_wanted: Callable[[str], bool]) -> Callable[[str], bool]:
