@@ -54,6 +54,7 @@ _CHUNK = 2 << 20  # bytes (`vram_hashes`)
 _PROTOCOL = b"3"
 """How process, keeper and holder talk to each other (parking.c, `vram_holder`)."""
 _PREPARE_TIMEOUT = 60.0
+_LENDS = 1.0  # how long a running process may take to say what it has, in seconds; it may hang
 _ARRIVE_TIMEOUT = 5.0  # how long the process may take to come to the place where it parks, in seconds
 _STILL_TIMEOUT = 0.5  # how long its threads have to fall asleep, in seconds
 _TAKE_TIMEOUT = 70.0  # longer than the process's own limit (parking.c)
@@ -281,7 +282,7 @@ class Parking:
             return
         channel = ParkingChannel(run_dir, inner_pid(lender))
         try:
-            places = channel.call(lender)
+            places = channel.call(lender, _LENDS)
             if places is None:
                 return
             if [gpu for gpu, size in places if size] != self._gpus:
@@ -310,13 +311,14 @@ class Parking:
         said, shown = list[bytes](), b""
         if words[:1] == [b"showing"] and words[2:] == [_PROTOCOL] and words[1].isdigit():
             self._holder.tell(b"%s %d %s" % (command, int(words[1]), more))
-            shown = channel.hear(_TAKE_TIMEOUT)
             try:
-                said = self._holder.hear(_PREPARE_TIMEOUT).split()
+                said = self._holder.hear(_TAKE_TIMEOUT).split()
             except TimeoutError:
                 self._holder.kill()  # it might still answer, when something else is asked
+            shown = channel.hear(_LENDS if said[:1] == [b"not"] else _ARRIVE_TIMEOUT)
         channel.say("no")
-        channel.hear(_ARRIVE_TIMEOUT, b"not")
+        if shown:
+            channel.hear(_ARRIVE_TIMEOUT, b"not")
         return said if shown == b"shown" else []
 
     def stage(self) -> bool:

@@ -62,13 +62,13 @@ class ParkingChannel:
         )
         self._forget(self._from)
 
-    def call(self, pid: int) -> Places | None:
+    def call(self, pid: int, limit: float = _HERE) -> Places | None:
         """Begin to talk to a process (`pid` on this machine); return what it can park; None without an answer."""
         self._forget(self._to, self._from)
         thread = _thread(pid)
         if thread is None or _libc.tgkill(pid, thread, _SIGNAL) != 0:
             return None
-        words = self.hear(_HERE, b"here").split()
+        words = self.hear(limit, b"here").split()
         found = [_PLACE.fullmatch(word) for word in words[1:]]
         if not words or None in found:
             return None

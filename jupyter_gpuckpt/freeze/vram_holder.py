@@ -97,6 +97,7 @@ _HOST_SLACK = 256 << 20
 _NO_ROOM = "no room"
 _UNKNOWN = "unknown"
 _LIMIT = 60.0  # for how long the process may take over one part, in seconds
+_LENDS = 3.0  # and one that something is borrowed of: one that hangs is what people restore from
 
 
 def _run(call: str, *arguments: Any) -> Any:
@@ -568,7 +569,7 @@ class _Holder:
     def borrow(self, pid: int, fd: int, sizes: Sequence[int]) -> str:
         lenders = _gpus([(gpu.uuid, size) for gpu, size in zip(self._gpus, sizes, strict=True)])
         try:
-            with _socket_of(pid, fd, 0) as there:
+            with _socket_of(pid, fd, 0, _LENDS) as there:
                 for batch in _batches(there):
                     for first, items in itertools.groupby(batch.items, lambda item: _of(lenders, item).first):
                         lender = next(one for one in lenders if one.first == first)
@@ -719,7 +720,7 @@ def _number_of(uuid: str) -> int:
 
 
 @contextlib.contextmanager
-def _socket_of(pid: int, fd: int, greeting: int) -> Iterator[socket.socket]:
+def _socket_of(pid: int, fd: int, greeting: int, limit: float = _LIMIT) -> Iterator[socket.socket]:
     """Open the same socket as another process has open, and greet it."""
     pidfd = os.pidfd_open(pid)
     try:
@@ -729,7 +730,7 @@ def _socket_of(pid: int, fd: int, greeting: int) -> Iterator[socket.socket]:
     finally:
         os.close(pidfd)
     with socket.socket(fileno=own) as there:
-        there.settimeout(_LIMIT)
+        there.settimeout(limit)
         there.send(_NUMBER.pack(greeting))  # the process gives its own copy up
         yield there
 
