@@ -140,7 +140,7 @@ class Reconnection:
         notes += show.brought_up_to_date(self._environment.changed)
         account = show.Restored(restored, asked_at, [*notes, *faults])
         if asked.get("cell"):
-            self._answer_restored(asked, account)
+            self._answer_restored(asked, account, stops=restored.stop_here)
         else:
             agent.cells.refuse_queued(asked)
         waits = agent.keeper.awaited_by_cell(_TAKEN_FOR)
@@ -233,12 +233,14 @@ class Reconnection:
         if wait_for_peers(expected, encrypted=rebinding.is_encrypted(app)):
             self._clients = {}
 
-    def _answer_restored(self, asked: Asked, account: show.Restored) -> None:
+    def _answer_restored(self, asked: Asked, account: show.Restored, *, stops: bool) -> None:
+        """Answer the cell that asked, or was ended; `stops` is whether one that was saved in its middle stops there."""
         self._agent.cells.show(asked, account.mime())
-        if self._agent.cells.adopt(asked):
+        was_ended = bool(asked.get("from_outside"))
+        if not (was_ended and stops) and self._agent.cells.adopt(asked):
             self._agent.tell_busy(True, True)  # it is another one now
             self._agent.cells.take_queued(asked)
-        elif asked.get("from_outside"):
+        elif was_ended:
             # The cell that ran did not ask: it ends as it would by a restart.
             error = RestoreFailed(
                 f"This cell ended: the kernel was restored to {account.name!r} from outside.",
