@@ -30,7 +30,7 @@ __all__ = ["Kept", "keep_unsaved"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_SAYS = 0.5  # how long a kernel may take to say how much GPU memory it uses, in seconds
+_SAYS = 0.25  # the share of that time that a kernel may take to say how much GPU memory it uses
 _PACE = 1e9
 """How many bytes a second are frozen, read, compressed and stored by two processors, roughly (docs/benchmarks.md)."""
 
@@ -81,7 +81,7 @@ async def keep_unsaved(
 
     ending = asyncio.create_task(_end(saving, operation, limit))
     try:
-        if limit is not None and await _bytes_on_gpus(keeper) - zeros > limit * _PACE:
+        if limit is not None and await _bytes_on_gpus(keeper, limit * _SAYS) - zeros > limit * _PACE:
             raise _TakesLong  # before its hooks are run and its garbage is looked for, which the restore would wait for
         request_for_it = Save(name="", automatic=True)
         saved = await save(keeper, saving, request_for_it, on_progress, refuse, asked_in_a_cell=in_a_cell)
@@ -102,12 +102,12 @@ async def keep_unsaved(
         ending.cancel()
 
 
-async def _bytes_on_gpus(keeper: Keeper) -> int:
-    """Return how much GPU memory the kernel's arrays take, in bytes, as far as it says so at once."""
+async def _bytes_on_gpus(keeper: Keeper, patience: float) -> int:
+    """Return how much GPU memory the kernel's arrays take, in bytes, if it says so within so many seconds."""
     if keeper.channel is None or not keeper.launch.agent:
         return 0
     try:
-        said = await keeper.channel.call("bytes_on_gpus", {}, _SAYS)
+        said = await keeper.channel.call("bytes_on_gpus", {}, patience)
     except (AgentSilent, GpuckptError):  # it does not know the question, as one that an older version saved
         return 0
     return said if isinstance(said, int) else 0
