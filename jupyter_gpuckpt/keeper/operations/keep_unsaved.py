@@ -30,7 +30,7 @@ __all__ = ["Kept", "keep_unsaved"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
-_SAYS = 0.25  # the share of that time that a kernel may take to say how much GPU memory it uses
+_SAYS = 0.25  # of the time that the save may take: for how long a kernel may think what it has on its GPUs
 _PACE = 1e9
 """How many bytes a second are frozen, read, compressed and stored by two processors, roughly (docs/benchmarks.md)."""
 
