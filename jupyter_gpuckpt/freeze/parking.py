@@ -29,7 +29,7 @@ from .parking_channel import ParkingChannel, path_of, waits
 from .ranges import Range, size_of
 from .staging_buffer import StagingBuffer
 
-__all__ = ["HASH", "PARKED", "Elsewhere", "Parked", "Parking", "Seen", "giving_back", "is_supported"]
+__all__ = ["HASH", "PARKED", "Elsewhere", "Parked", "Parking", "Seen", "giving_back", "is_supported", "single_hashes"]
 
 log = logging.getLogger("gpuckpt.parking")
 
@@ -50,7 +50,6 @@ _RANGE = struct.Struct("<QQ")
 
 FileState = Literal["new", "awaited", "kept", "brought"]
 
-_CHUNK = 2 << 20  # bytes (`vram_hashes`)
 _PROTOCOL = b"3"
 """How process, keeper and holder talk to each other (parking.c, `vram_holder`)."""
 _PREPARE_TIMEOUT = 60.0
@@ -60,6 +59,11 @@ _STILL_TIMEOUT = 0.5  # how long its threads have to fall asleep, in seconds
 _TAKE_TIMEOUT = 70.0  # longer than the process's own limit (parking.c)
 _COPY_TIMEOUT = 300.0
 _END_TIMEOUT = 5.0
+
+
+def single_hashes(hashes: bytes) -> list[bytes]:
+    """Return hashes that stand one after the other."""
+    return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
 
 
 def is_supported() -> bool:
@@ -299,7 +303,7 @@ class Parking:
             return
         there = [(begin, begin + size) for begin, size in _RANGE.iter_unpack(self._notes[BORROWED].read_bytes())]
         self._buffer.has(there)
-        log.info("%d of %d MB of GPU memory were there", size_of(there) / 1e6, len(hashes) // HASH * _CHUNK / 1e6)
+        log.info("%d of %d MB of GPU memory were there", size_of(there) / 1e6, self.parked.size / 1e6)
 
     def _show(self, channel: ParkingChannel, sizes: Sequence[int], command: bytes, more: bytes = b"") -> list[bytes]:
         """Have a process that was called show its memory, and the holder do something with it; return its answer.

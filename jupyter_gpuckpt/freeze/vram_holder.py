@@ -63,7 +63,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from ..linux import memory
-from .parking import BORROWED, HASH, IN_USE, KNOWN, MADE, WANTED
+from .parking import BORROWED, IN_USE, KNOWN, MADE, WANTED, single_hashes
 from .parking_channel import CHANGED, path_of
 from .populate import populate_mapped, resize
 from .ranges import Range, data_of, joined, size_of, within, without
@@ -275,7 +275,9 @@ class _Gpu:
             return []
         lender.hasher = self.hasher
         source = lender.held[0].address
-        found = {key: source + number * CHUNK for number, key in enumerate(_cut(lender.hashes())) if key != ZEROS}
+        found = {
+            key: source + number * CHUNK for number, key in enumerate(single_hashes(lender.hashes())) if key != ZEROS
+        }
         runs: list[tuple[int, int, int]] = []  # where it begins and ends in the file, and the address of its bytes
         for at in range(self.first, self.end, CHUNK):
             if (there := found.get(wanted[at // CHUNK])) is None:
@@ -290,7 +292,7 @@ class _Gpu:
         _run("cuCtxSynchronize")
         right = []
         for at, size, address in self.held_within([(begin, end) for begin, end, _ in runs]):
-            for number, key in enumerate(_cut(self.hasher.hashes(address, size // CHUNK)), at // CHUNK):
+            for number, key in enumerate(single_hashes(self.hasher.hashes(address, size // CHUNK)), at // CHUNK):
                 if key == wanted[number]:
                     right.append((number * CHUNK, (number + 1) * CHUNK))
         return joined(right)
@@ -495,12 +497,12 @@ class _Holder:
             everything = joined(one.range for gpu in self._gpus for one in gpu.held)
             return _Looked(everything, everything, [], b"")
         try:
-            known = set(_cut(self._note(KNOWN).read_bytes()))
+            known = set(single_hashes(self._note(KNOWN).read_bytes()))
         except FileNotFoundError:
             known = set()
         hashes = b"".join(made[at] for at in sorted(made))
         found: dict[str, list[Range]] = {"zero": [], "known": [], "new": []}
-        for number, key in enumerate(_cut(hashes)):
+        for number, key in enumerate(single_hashes(hashes)):
             kind = "zero" if key == ZEROS else "known" if key in known else "new"
             found[kind].append((number * CHUNK, (number + 1) * CHUNK))
         in_use = sorted(found["known"] + found["new"])
@@ -576,7 +578,7 @@ class _Holder:
                         lender.use()
                         lender.open(items)
                 there.send(_NUMBER.pack(0))
-            wanted, has = _cut(self._note(WANTED).read_bytes()), list[Range]()
+            wanted, has = single_hashes(self._note(WANTED).read_bytes()), list[Range]()
             lender_of = {gpu.first: lender for gpu, lender in zip(self._gpus, lenders, strict=True)}
 
             def copy(gpu: _Gpu) -> None:
@@ -760,10 +762,6 @@ def _have_hasher(gpu: _Gpu) -> None:
         gpu.hasher = Hasher()
     except (RuntimeError, OSError) as e:
         print(f"all is copied: {e}", file=sys.stderr)
-
-
-def _cut(hashes: bytes) -> list[bytes]:
-    return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
 
 
 def _write(file: Path, data: bytes) -> None:

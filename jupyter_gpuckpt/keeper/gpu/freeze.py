@@ -20,7 +20,7 @@ from ...client.in_progress import ParkedMemory
 from ...errors import Cancelled, DriverError, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, parking_channel
 from ...freeze import parking as parking_
-from ...freeze.parking import HASH, Elsewhere, FileState, Parked, Parking
+from ...freeze.parking import Elsewhere, FileState, Parked, Parking, single_hashes
 from ...freeze.ranges import Range, size_of, within
 from ...freeze.staging_buffer import StagingBuffer
 from ...freeze.vram import VramFiles
@@ -262,10 +262,10 @@ class GpuFreeze:
         return self.parked()
 
     def _count(self) -> None:
-        keys = Counter(key for hashes in self.hashes.values() for key in _cut(hashes))
+        keys = Counter(key for hashes in self.hashes.values() for key in single_hashes(hashes))
         count = sum(keys.values())
         self.zeros = keys.pop(HASH_OF_ZEROS, 0) * CHUNK
-        known = set(_cut(self._elsewhere.hashes)) if self._elsewhere is not None else set()
+        known = set(single_hashes(self._elsewhere.hashes)) if self._elsewhere is not None else set()
         if count:
             new = sum(number for key, number in keys.items() if key not in known)
             log.info("%d of %d chunks of GPU memory are new", new, count)
@@ -637,10 +637,6 @@ async def _together(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         if isinstance(one, BaseException):
             raise one
     return [one for one in done if not isinstance(one, BaseException)]
-
-
-def _cut(hashes: bytes) -> list[bytes]:
-    return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
 
 
 async def _done(task: asyncio.Task[None] | None) -> None:

@@ -13,7 +13,7 @@ from ...errors import GpuckptError, Refused
 from ...freeze import cuda
 from ...freeze.criu_program import CriuProgram
 from ...freeze.long_runs import LongRuns
-from ...freeze.parking import HASH, PARKED, Parked
+from ...freeze.parking import PARKED, Parked, single_hashes
 from ...snapshots.summary import current_name
 from ...store import HASH_OF_ZEROS, HOLE, Manifest, Snapshot, Store, Taker
 from .. import preflight
@@ -170,7 +170,7 @@ async def _read(
 
 def _has_much_of(keeper: Keeper, hashes: Mapping[str, bytes]) -> bool:
     """Tell whether enough of these chunks was on GPUs when the running kernel was saved or restored last."""
-    wanted = [key for each in hashes.values() for key in _cut(each) if key not in (HOLE, HASH_OF_ZEROS)]
+    wanted = [key for each in hashes.values() for key in single_hashes(each) if key not in (HOLE, HASH_OF_ZEROS)]
     try:
         manifest = next(one for one in keeper.store.list() if one.id == keeper.state.parent_id)
         contents = keeper.store.contents(manifest)
@@ -178,10 +178,6 @@ def _has_much_of(keeper: Keeper, hashes: Mapping[str, bytes]) -> bool:
         return False
     has = {chunk.hash for path in contents.files if path.endswith(PARKED) for chunk in contents.files[path]}
     return sum(key in has for key in wanted) > len(wanted) * _WORTH_IT
-
-
-def _cut(hashes: bytes) -> list[bytes]:
-    return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
 
 
 def _but_for(paths: Container[str], is_wanted: Callable[[str], bool]) -> Callable[[str], bool]:

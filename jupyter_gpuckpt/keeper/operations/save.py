@@ -30,7 +30,7 @@ from ...errors import (
 )
 from ...freeze import cuda, pages
 from ...freeze.criu_program import CriuProgram, version_text
-from ...freeze.parking import HASH, PARKED, Elsewhere
+from ...freeze.parking import PARKED, Elsewhere, single_hashes
 from ...linux import memory
 from ...operations.requests import Save
 from ...operations.results import Saved
@@ -168,11 +168,7 @@ def _elsewhere(keeper: Keeper, store: Store, writer: Writer) -> Elsewhere:
     known: list[bytes] = []
     with contextlib.suppress(StoreError):  # then all is copied
         known = writer.held_of(parent, lambda path: path.endswith(PARKED))
-    return Elsewhere(b"".join(known), lambda into, made: writer.put_back(into, _cut(made)))
-
-
-def _cut(hashes: bytes) -> list[bytes]:
-    return [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)]
+    return Elsewhere(b"".join(known), lambda into, made: writer.put_back(into, single_hashes(made)))
 
 
 def _refuse_running(keeper: Keeper) -> None:
@@ -245,7 +241,7 @@ async def describe(
         if not folder.is_relative_to(writer.directory):
             writer.include(folder, inside)
     for file, hashes in taken.frozen.gpu.hashes.items():
-        writer.hashed(f"{VRAM}/{file}", _cut(hashes))
+        writer.hashed(f"{VRAM}/{file}", single_hashes(hashes))
     files = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, progress, with_files)
     taken.frozen.process = replace(taken.frozen.process, files=files)
 
