@@ -52,26 +52,31 @@ def back(keeper: Keeper, steps: int, *, in_cell: bool) -> Manifest:
     return line[at]
 
 
-def forward(keeper: Keeper) -> Manifest:
-    """Return the snapshot that the last undo came from.
+def forward(keeper: Keeper, steps: int) -> Manifest:
+    """Return the snapshot that the first of the last so many undos came from.
 
     Raises
     ------
-    Refused : nothing was undone, or that snapshot is gone.
+    Refused : there were not so many since the last save, or that snapshot is gone.
     """
     known = {manifest.id: manifest for manifest in keeper.store.list()}
     undone = keeper.state.undone
-    if not undone or undone[-1] not in known:
-        why = "The snapshot of what was undone was removed." if undone else "Nothing was undone since the last save."
-        raise Refused("There is nothing to redo.", why, "`gpuckpt log` shows all that can be restored.")
-    return known[undone[-1]]
+    then = "`gpuckpt log` shows all that can be restored."
+    if not undone:
+        raise Refused("There is nothing to redo.", "Nothing was undone since the last save.", then)
+    if steps > len(undone):
+        there = "was only 1 undo" if len(undone) == 1 else f"were only {len(undone)} undos"
+        raise Refused("Nothing was redone.", f"There {there} since the last save.", then)
+    if undone[-steps] not in known:
+        raise Refused("There is nothing to redo.", "The snapshot of what was undone was removed.", then)
+    return known[undone[-steps]]
 
 
 def undone_after(keeper: Keeper, to: Manifest) -> list[str]:
     """Return what can be redone (`State.undone`) once the kernel has been put back `to` a snapshot."""
     undone, now = keeper.state.undone, keeper.state.parent_id
-    if undone and undone[-1] == to.id:
-        return undone[:-1]
+    if to.id in undone:
+        return undone[: undone.index(to.id)]
     if now is not None and to.id in [manifest.id for manifest in _line(keeper, now)[1:]]:
         return [*undone, now]
     return []

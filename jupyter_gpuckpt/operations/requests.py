@@ -26,7 +26,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 MOST_STEPS = 1000
-"""How many snapshots back the REST API takes at once."""
+"""How many steps back or forth the REST API takes at once."""
 _GPU = "the GPU to use, by its number in nvidia-smi; several (1,0) for a kernel that uses several"
 
 
@@ -430,7 +430,15 @@ class Undo(Restoring):
 class Redo(Restoring):
     op: ClassVar[str] = "redo"
     doing = "redoing"
-    commands = (Command("redo", "take back the last undo"),)
+    commands = (Command("redo", "take back the last undo", "Take back the last undo, or the last N of them."),)
+    steps: int = argument(
+        metavar="N",
+        parse=number,
+        default=1,
+        optional_in=TYPED,
+        most=MOST_STEPS,
+        help="how many undos to take back; default 1",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,9 @@ export interface IRequests {
   undo: {
     steps?: number;
   };
-  redo: Record<string, never>;
+  redo: {
+    steps?: number;
+  };
   fork: {
     snapshot?: string;
     count?: number;

@@ -54,7 +54,7 @@ _FAULTS = [
     "undo in the middle of a cell",
 ]
 _STEPS = st.lists(
-    st.sampled_from(["cell", "cell", "cell that is not saved", "undo", "undo 2", "redo", *_FAULTS]),
+    st.sampled_from(["cell", "cell", "cell that is not saved", "undo", "undo 2", "redo", "redo 2", *_FAULTS]),
     min_size=_LENGTH,
     max_size=_LENGTH,
 )
@@ -94,8 +94,8 @@ class Walk:
         match step:
             case "the keeper is killed":
                 self.notebook.kill_keeper()
-            case "redo":
-                self._redo()
+            case "redo" | "redo 2":
+                self._redo(f"%gpuckpt {step}", int(step[4:] or "1"))
             case "undo" | "undo 2":
                 self._undo(f"%gpuckpt {step}", int(step[4:] or "1"))
             case "the snapshot is damaged":
@@ -118,12 +118,12 @@ class Walk:
         self.is_saved = False
         return f"x = {self.here}; trail.append(x); random.random()"
 
-    def _redo(self) -> None:
-        if not self.undone:
-            self.notebook.fails("%gpuckpt redo")
+    def _redo(self, line: str, steps: int) -> None:
+        if steps > len(self.undone):
+            self.notebook.fails(line)
             return
-        target, undone = self.undone[-1], self.undone[:-1] if self.is_saved else []
-        self._go("%gpuckpt redo", target)
+        target, undone = self.undone[-steps], self.undone[:-steps] if self.is_saved else []
+        self._go(line, target)
         self.here, self.is_saved, self.undone = target, True, undone
 
     def _undo(self, line: str, steps: int) -> None:
@@ -202,7 +202,7 @@ class Walk:
 @pytest.mark.shared_kernel(False)
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=_STEPS)
-@example(steps=[*_FAULTS, "redo", "cell", "undo 2"])
+@example(steps=[*_FAULTS, "redo", "cell", "undo 2", "redo", "undo", "undo", "redo 2"])
 def test_every_state_of_a_walk_back_and_forth_is_the_right_one(
     steps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

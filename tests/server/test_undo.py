@@ -41,7 +41,7 @@ def test_cells_are_undone_and_redone(server: Server) -> None:
         assert server.ask("GET", auto) == _kernel(server, kernel_id)["auto"] == {**limits, "failed": ""}
         for wrong in ({}, {"on": 1}, {"on": True, "keep": 0}, {"on": True, "under": "5G"}, {"on": True, "every": 0}):
             assert server.ask("POST", auto, wrong, 400)["error"]["kind"] == "BadRequest"
-        for x in (1, 2, 3):
+        for x in (0, 1, 2, 3):
             _run_saved(server, kernel_id, notebook, f"x = {x}")
         latest = _kernel(server, kernel_id)["parent"]
         undone = _step(server, kernel_id, "undo")
@@ -52,8 +52,16 @@ def test_cells_are_undone_and_redone(server: Server) -> None:
         assert (redone["kind"], redone["name"], notebook.look("x")) == ("redo", latest["name"], "3")
         assert "redo" not in _kernel(server, kernel_id)
         assert _step(server, kernel_id, "redo")["error"]["what"] == "There is nothing to redo."
+        for _ in range(3):
+            _step(server, kernel_id, "undo")
+        too_many = _step(server, kernel_id, "redo", steps=4)["error"]
+        assert too_many["what"] == "Nothing was redone."
+        assert too_many["why"] == "There were only 3 undos since the last save."
+        assert (_step(server, kernel_id, "redo", steps=2)["result"]["message"], notebook.look("x")) == ("x = 2", "2")
+        assert (_step(server, kernel_id, "redo")["name"], notebook.look("x")) == (latest["name"], "3")
         for steps in (0, 1001):
-            server.ask("POST", f"kernels/{kernel_id}/undo", {"steps": steps}, 400)
+            for kind in ("undo", "redo"):
+                server.ask("POST", f"kernels/{kernel_id}/{kind}", {"steps": steps}, 400)
 
         # What is in no snapshot is kept first.
         assert server.ask("POST", auto, {"on": False}) == off

@@ -92,8 +92,8 @@ async def undo(keeper: Keeper, operation: Operation, request: Undo, on_progress:
 
 
 async def redo(keeper: Keeper, operation: Operation, request: Redo, on_progress: ProgressCallback) -> Restored:
-    """Take the last undo back; what it is now is kept first. Raises as `restore`, `forward` and `save`."""
-    to = await asyncio.to_thread(forward, keeper)
+    """Take the last undos back; what it is now is kept first. Raises as `restore`, `forward` and `save`."""
+    to = await asyncio.to_thread(forward, keeper, request.steps)
     return await _step(keeper, operation, to, request.cell, on_progress)
 
 
