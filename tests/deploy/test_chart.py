@@ -34,7 +34,7 @@ _COMBINATIONS: dict[str, dict[str, Any]] = {
     "gpu": {
         "gpus": 2,
         "nodeSelector": {"gpu": "h100"},
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "spot", "operator": "Exists"}],
     },
     "remote": {"remote": {"url": "s3://bucket/ann", "existingSecret": "s3"}, "notebook": {"startupSeconds": 600}},
     "remote and job without storage": {"remote": _REMOTE, "storage": {"enabled": False}, "job": {"enabled": True}},
@@ -286,6 +286,9 @@ def test_gpus_and_where_pods_run(chart: Chart) -> None:
             "limits": {"memory": "16Gi", "nvidia.com/gpu": 2},
         }
     assert "nvidia.com/gpu" not in _pod(made["DaemonSet"])["containers"][0]["resources"]["limits"]
+    gpu, spot = values["tolerations"]
+    made = _by_kind(chart.renders({"tolerations": [spot]}))
+    assert [_pod(made[kind])["tolerations"] for kind in ("StatefulSet", "DaemonSet")] == [[spot], [gpu, spot]]
 
 
 def test_the_image_is_everywhere_the_same_and_may_be_a_digest(chart: Chart) -> None:

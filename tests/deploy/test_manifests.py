@@ -63,6 +63,11 @@ def test_a_pod_has_the_rights_that_the_broker_needs_and_no_others(name: str) -> 
     assert set(context["capabilities"]["add"]) == _of_the_broker()
 
 
+def test_the_profile_comes_to_nodes_that_are_closed_to_pods_without_gpus() -> None:
+    """By the usual taint, whatever its value and effect."""
+    assert _PODS["seccomp/DaemonSet"]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+
+
 def _of_the_broker() -> set[str]:
     return {name.removeprefix("CAP_") for name in set(NEEDED) - _WELL_USED} | _SEPARATE
 

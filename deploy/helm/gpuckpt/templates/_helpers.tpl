@@ -23,14 +23,14 @@ imagePullSecrets:
 {{- with .Values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.tolerations }}
-tolerations: {{- toYaml . | nindent 0 }}
-{{- end }}
 {{- end }}
 
 {{/* Of a pod that saves what runs in it. */}}
 {{- define "gpuckpt.pod" -}}
 {{ include "gpuckpt.placement" . }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 0 }}
+{{- end }}
 terminationGracePeriodSeconds: {{ int .Values.gracePeriod }}
 enableServiceLinks: false
 securityContext:
