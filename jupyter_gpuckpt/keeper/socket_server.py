@@ -81,6 +81,8 @@ class SocketServer:
                 task.add_done_callback(lambda _: slots.release())
         except (ValueError, RecursionError, ConnectionError) as e:
             log.warning("a client was disconnected: %s", e)
+        except asyncio.CancelledError:
+            pass  # the keeper ends; asyncio of Python 3.11 would log that as an error
         finally:
             self._connections -= 1
             self._keeper.holders.discard(writer)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from keeper_faults import keeper_pid, processes_of
-from notebooks import Notebook, wait_until
+from notebooks import PATIENCE, Notebook, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.keeper import criu_logs
@@ -22,6 +22,7 @@ from jupyter_gpuckpt.keeper.kernel_log import KERNEL_LOG_LIMIT, cut
 from jupyter_gpuckpt.keeper.socket_server import MOST_CLIENTS
 from jupyter_gpuckpt.linux import proof
 from jupyter_gpuckpt.linux.processes import resident_bytes
+from jupyter_gpuckpt.linux.readiness import readable
 from jupyter_gpuckpt.linux.unix_sockets import peer_pid, short_path
 
 _MOST_SENT = 4 << 20
@@ -82,6 +83,18 @@ def test_connections_beyond_the_most_are_hung_up_on_and_come_again_later(noteboo
 
     wait_until(served)
     assert notebook.manager.is_alive()
+
+
+def test_a_keeper_ends_without_errors_in_its_log_while_a_client_is_connected(notebook: Notebook) -> None:
+    with connected(notebook) as client, (notebook.folder / "keeper.log").open() as log:
+        client.sendall(json.dumps({"id": 1, "op": "status"}).encode() + b"\n")
+        client.settimeout(PATIENCE)
+        assert client.recv(1)
+        keeper = os.pidfd_open(keeper_pid(notebook))
+        notebook.manager.shutdown_kernel(now=True)
+        assert readable(keeper, seconds=PATIENCE)
+        os.close(keeper)
+        assert " ERROR " not in (said := log.read()), said
 
 
 def test_what_a_cell_writes_into_the_fifo_in_great_number_is_bounded(notebook: Notebook) -> None:
