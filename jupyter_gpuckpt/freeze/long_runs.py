@@ -8,6 +8,7 @@ process is still stopped, many threads write the bytes there.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import threading
@@ -18,8 +19,10 @@ from pathlib import Path
 from . import images, pages
 from .ranges import Range, joined, size_of, within
 
-__all__ = ["LongRuns", "Placing", "plan"]
+__all__ = ["LONG", "LongRuns", "Placing", "plan"]
 
+LONG = 64 << 10
+"""Bytes from which on a run of pages is long: fewer make more runs than their bytes are worth."""
 _MOST = 8 << 20
 """Bytes that are taken at once."""
 _WORTH_IT = 64 << 20
@@ -63,11 +66,13 @@ class Placing:
         with memoryview(self._rooms.bytes) as whole, whole[:size] as room:
             yield room
             fd = self._opened()
-            for run in self._runs:
+            for at in range(bisect.bisect_right(self._runs, offset, key=lambda run: run.end), len(self._runs)):
+                run = self._runs[at]
+                if run.begin >= offset + size:
+                    break
                 first, last = max(run.begin, offset), min(run.end, offset + size)
-                if first < last:
-                    with room[first - offset : last - offset] as part:
-                        _write(fd, part, run.to + first - run.begin)
+                with room[first - offset : last - offset] as part:
+                    _write(fd, part, run.to + first - run.begin)
 
     def _opened(self) -> int:
         with self._opening:
@@ -127,7 +132,7 @@ def plan(pagemap: tuple[str, bytes], mm: bytes) -> LongRuns | None:
     at = 0
     for begin, end, offset in runs:
         # It is one area's, or of several side by side.
-        if end - begin >= pages.LONG and size_of(within([(begin, end)], areas)) == end - begin:
+        if end - begin >= LONG and size_of(within([(begin, end)], areas)) == end - begin:
             long.append(_Run(offset, offset + end - begin, begin))
         else:
             others.append(_Run(offset, offset + end - begin, at))

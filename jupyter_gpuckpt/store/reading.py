@@ -7,6 +7,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import accumulate
 
 from ..errors import Damaged
@@ -34,6 +35,8 @@ __all__ = [
 
 _FEW = 16
 """Where no more than one chunk in so many of a snapshot is asked for, each is looked up by itself."""
+_SMALL = 4 * 1024 * 1024
+"""Bytes of a list of files that may be kept in memory, taken apart: about 100,000 chunks."""
 _MAX_WHOLE = 256 * 1024 * 1024
 """Bytes of a file that is read into memory as a whole."""
 
@@ -63,12 +66,18 @@ def read_contents(layout: Layout, manifest: Manifest) -> Contents:
 def parse_contents(manifest: Manifest, raw: bytes) -> Contents:
     """Return the files of a snapshot, as chunks, from bytes that have the hash in its manifest. Raises `Damaged`."""
     try:
-        contents = Contents.from_bytes(raw)
+        contents = _taken_apart(raw) if len(raw) <= _SMALL else Contents.from_bytes(raw)
     except ValueError as e:
         raise damage(manifest, "", f"the list of its files is not valid: {e}") from e
     if contents.size != manifest.size:
         raise damage(manifest, "", "its size is not the sum of its files' sizes")
     return contents
+
+
+@lru_cache(maxsize=2)
+def _taken_apart(raw: bytes) -> Contents:
+    """Return what `Contents.from_bytes` does: a restore asks for the same one several times."""
+    return Contents.from_bytes(raw)
 
 
 def raw_contents(layout: Layout, manifest: Manifest) -> bytes:

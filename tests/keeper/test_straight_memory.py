@@ -13,7 +13,7 @@ from notebooks import Notebook
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze import areas, pages
-from jupyter_gpuckpt.freeze.long_runs import plan
+from jupyter_gpuckpt.freeze.long_runs import LONG, plan
 from jupyter_gpuckpt.freeze.ranges import joined, without
 from jupyter_gpuckpt.store import HOLE, Store
 from jupyter_gpuckpt.store.index import read_part
@@ -139,7 +139,7 @@ def test_what_criu_is_told_of_lacks_long_runs_and_nothing_else(notebook: Noteboo
         long.write_pagemap(images)
         left = {(begin, end) for begin, end, _ in pages.placed(pagemap.read_bytes())[1]}
         assert left < before
-        assert all(end - begin >= pages.LONG for begin, end in before - left)
+        assert all(end - begin >= LONG for begin, end in before - left)
         assert sum(end - begin for begin, end in before - left) == long.size
         files = {path.name: path.read_bytes() for path in images.iterdir() if areas.wanted(path.name)}
         (memory,) = areas.memories(files)

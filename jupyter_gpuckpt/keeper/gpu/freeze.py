@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -359,6 +360,8 @@ class GpuReturn:
         self._preloading: asyncio.Task[object] | None = None
         self._borrowing: asyncio.Task[object] | None = None
         self._reading: Future[None] | None = None
+        self._reading_files: Future[None] | None = None
+        self._may_read = asyncio.Event()
         self._nearly_read = asyncio.Event()
         self._stopped = False
         self._watch = Stopwatch()
@@ -436,7 +439,7 @@ class GpuReturn:
         return {one.parked.file: one.buffer for one in self._parkings if one.buffer is not None}
 
     def borrow(self, running: Namespace, hashes: Mapping[str, bytes], has_much: Callable[[], bool]) -> None:
-        """Begin to copy, on the GPUs, what the running kernel has there of what is read to them; wait for `borrowed`.
+        """Begin to copy, on the GPUs, what the running kernel has there of what is read to them; the rest is read then.
 
         `hashes` are those of all chunks of what was parked, by the name of its file. `has_much` tells whether it is
         worth it; it may take a moment.
@@ -453,7 +456,7 @@ class GpuReturn:
 
         self._borrowing = asyncio.create_task(borrow_all())
 
-    async def borrowed(self) -> None:
+    async def _borrowed(self) -> None:
         """Wait until what the running kernel has is there, if that was begun; where it failed, all of it is read."""
         if self._borrowing is not None:
             try:
@@ -461,20 +464,40 @@ class GpuReturn:
             except OSError as e:
                 log.warning("nothing of the running kernel's GPU memory was copied: %s", e)
 
-    def read_behind(self, files: Postponed, progress: Progress) -> None:
-        """Begin to read what is taken, which `files` are; `thaw` waits for it, or `have_read`."""
+    def read_behind(self, files: Postponed, taken: Postponed, progress: Progress) -> None:
+        """Begin to read the `files` that the driver restores from, and then what is `taken` to the GPU.
+
+        `thaw` waits for both, or `have_read`. With what is taken it begins when `go_on_reading` says so.
+        """
         loop = asyncio.get_running_loop()
-        self._reading = asyncio.run_coroutine_threadsafe(asyncio.to_thread(self._read, files, progress, loop), loop)
+        self._reading_files = asyncio.run_coroutine_threadsafe(asyncio.to_thread(self._read, files, progress), loop)
+        self._reading = asyncio.run_coroutine_threadsafe(self._read_taken(taken, progress), loop)
         self._reading.add_done_callback(lambda _: self._nearly_read.set())
 
-    def _read(self, files: Postponed, progress: Progress, loop: asyncio.AbstractEventLoop) -> None:
-        began = time.monotonic()
+    def go_on_reading(self) -> None:
+        """Read what is taken, too: its threads would slow down whatever else is done in Python meanwhile."""
+        self._may_read.set()
 
+    async def _read_taken(self, taken: Postponed, progress: Progress) -> None:
+        loop, began = asyncio.get_running_loop(), math.nan
+
+        def go_on(stage: str, done: int, total: int) -> None:
+            if (total - done) * (time.monotonic() - began) < done * _NEARLY:
+                loop.call_soon_threadsafe(self._nearly_read.set)
+            progress(stage, done, total)
+
+        with contextlib.closing(taken):
+            assert self._reading_files is not None
+            await asyncio.wrap_future(self._reading_files)
+            await self._borrowed()
+            await self._may_read.wait()
+            began = time.monotonic()
+            await asyncio.to_thread(self._read, taken, go_on)
+
+    def _read(self, files: Postponed, progress: Progress) -> None:
         def go_on(stage: str, done: int, total: int) -> None:
             if self._stopped:
                 raise Cancelled("The restore was aborted.", "", "")
-            if (total - done) * (time.monotonic() - began) < done * _NEARLY:
-                loop.call_soon_threadsafe(self._nearly_read.set)
             progress(stage, done, total)
 
         with contextlib.closing(files):
@@ -493,6 +516,7 @@ class GpuReturn:
         GpuckptError : neither can be.
         """
         if self._reading is not None:
+            self.go_on_reading()
             await asyncio.wrap_future(self._reading)
         for parking in [one for one in self._parkings if one.buffer is not None]:
             if not await asyncio.to_thread(parking.have_all):
@@ -538,6 +562,8 @@ class GpuReturn:
         def bring_back() -> None:
             self._watch.begin("files")
             files_ready.result()
+            if self._reading_files is not None:
+                self._reading_files.result()
             self._watch.begin("driver")
             self._leave_room(needs)
             cuda.thaw(self._worker, pids, self._gpu_map, self._still_needed(needs))
@@ -614,6 +640,7 @@ class GpuReturn:
     async def close(self) -> None:
         """End the programs that helped."""
         self._stopped = True
+        self.go_on_reading()
         if self._borrowing is not None:
             await asyncio.wait([self._borrowing])
         if self._reading is not None:

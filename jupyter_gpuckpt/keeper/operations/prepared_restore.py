@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -149,7 +149,7 @@ async def _read(
     takers: dict[str, Taker] = {f"{VRAM}/{file}": taker for file, taker in gpu.takers.items()}
     behind = beside and bool(takers)
     if behind:
-        is_wanted = _but_for(takers, request.is_wanted)
+        is_wanted = request.is_wanted_at_once
     open_ = functools.partial(store.open, manifest.name, new.files, progress.amount)
     with contextlib.ExitStack() as closing:
         at_once = dict(takers)
@@ -160,9 +160,14 @@ async def _read(
     snapshot.also_close = new.leave_files
     undoing.push_async_callback(asyncio.to_thread, snapshot.close)
     if behind:
-        await gpu.borrowed()
         postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
-        gpu.read_behind(await asyncio.to_thread(postpone, takers.__contains__, takers), progress.amount)
+        files = await asyncio.to_thread(postpone, lambda path: path not in takers)
+        try:
+            taken = await asyncio.to_thread(postpone, takers.__contains__, takers)
+        except BaseException:
+            files.close()
+            raise
+        gpu.read_behind(files, taken, progress.amount)
     else:
         await gpu.have_read()
     return snapshot
@@ -178,10 +183,6 @@ def _has_much_of(keeper: Keeper, hashes: Mapping[str, bytes]) -> bool:
         return False
     has = {chunk.hash for path in contents.files if path.endswith(PARKED) for chunk in contents.files[path]}
     return sum(key in has for key in wanted) > len(wanted) * _WORTH_IT
-
-
-def _but_for(paths: Container[str], is_wanted: Callable[[str], bool]) -> Callable[[str], bool]:
-    return lambda path: path not in paths and is_wanted(path)
 
 
 def _read_parked(store: Store, manifest: Manifest, new: FreshSleeper, parked: Parked) -> None:

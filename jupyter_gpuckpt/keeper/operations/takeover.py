@@ -276,6 +276,7 @@ class AtOnce:
         """Begin with what goes on beside criu, which has one thread and leaves the other processors to it."""
         await self.of.prepare()
         await self.of.preload()
+        self.of.go_on_reading()
         self._populating = asyncio.create_task(asyncio.to_thread(self._files.populate))
 
     def can_stay(self, on_gpu: Sequence[int]) -> bool:
