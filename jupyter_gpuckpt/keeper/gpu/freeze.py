@@ -91,6 +91,7 @@ class GpuFreeze:
     hashes : by the name of its file, those of all chunks of what a process parked, once it is copied, where they could
         be made.
     zeros : how many bytes of all that are zeros, as far as that is known.
+    watch : what each step of the pause took, for the keeper's log.
     """
 
     zeros = 0
@@ -106,6 +107,7 @@ class GpuFreeze:
         unless_parked: Mapping[int, Refused] | None = None,
     ) -> None:
         self._unless_parked = dict(unless_parked or {})
+        self.watch = Stopwatch()
         self.hashes: dict[str, bytes] = {}
         self._look_elsewhere = look_elsewhere
         self._worker, self._space, self._vram = worker, space, vram
@@ -214,8 +216,10 @@ class GpuFreeze:
         if noted:
             note(list(noted.values()))
         try:
+            self.watch.begin("park")
             await self._park(note_parked)
             self._refuse_but([pid for pid, parking in self._parkings.items() if parking.is_parked])
+            self.watch.begin("checkpoint")
             await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
         except BaseException:
             await asyncio.to_thread(_give_back, self._parkings)
@@ -306,13 +310,16 @@ class GpuFreeze:
             gate.open_(self._space.run_dir)
 
     def _thaw(self) -> None:
+        self.watch.begin("hold")
         with _or_lost(), parking_.giving_back(self._parkings):
             described = self._without_parked()
+            self.watch.begin("driver")
             try:
                 cuda.thaw(self._worker, self._pids, held=cuda.needs(described))
             except GpuckptError:
                 log.exception("the GPU state did not come back at once")
                 cuda.mend(self._worker, self._pids, described["processes"])
+            self.watch.begin("fill")
 
     def _without_parked(self) -> dict[str, Any]:
         """Return what the driver has to find room for: what is parked is still on the GPU, held by another."""

@@ -17,6 +17,7 @@ from ... import settings
 from ...client.record import Operation
 from ...errors import Cancelled, GpuckptError, KernelLost, Refused
 from ...freeze import cuda
+from ...linux import processes
 from ...operations.requests import Restore, Save
 from ..agent_channel import AgentSilent
 from ..unsaved import unsaved
@@ -31,6 +32,8 @@ __all__ = ["Kept", "keep_unsaved"]
 log = logging.getLogger("gpuckpt.keeper")
 
 _SAYS = 0.25  # of the time that the save may take: for how long a kernel may think what it has on its GPUs
+_CONTEXT = 512 << 20
+"""Bytes that the driver itself has on a GPU for a process that uses it, at least (589 to 654 MB on an H100)."""
 _PACE = 1e9
 """How many bytes a second are frozen, read, compressed and stored by two processors, roughly (docs/benchmarks.md)."""
 
@@ -81,7 +84,7 @@ async def keep_unsaved(
 
     ending = asyncio.create_task(_end(saving, operation, limit))
     try:
-        if limit is not None and await _bytes_on_gpus(keeper, limit * _SAYS) - zeros > limit * _PACE:
+        if limit is not None and await _least_size(keeper, limit * _SAYS) - zeros > limit * _PACE:
             raise _TakesLong  # before its hooks are run and its garbage is looked for, which the restore would wait for
         request_for_it = Save(name="", automatic=True)
         saved = await save(keeper, saving, request_for_it, on_progress, refuse, asked_in_a_cell=in_a_cell)
@@ -100,6 +103,13 @@ async def keep_unsaved(
         return Kept(why_not=f"it took longer than {limit:g} s." if was_slow else e.why)
     finally:
         ending.cancel()
+
+
+async def _least_size(keeper: Keeper, patience: float) -> int:
+    """Return how many bytes there are to be saved at least; 0 for a kernel that uses no GPU, which is saved at once."""
+    if not (on_gpus := await _bytes_on_gpus(keeper, patience)):
+        return 0
+    return on_gpus + _CONTEXT + await asyncio.to_thread(processes.private_bytes, keeper.tree())
 
 
 async def _bytes_on_gpus(keeper: Keeper, patience: float) -> int:

@@ -332,9 +332,12 @@ class _Freeze:
                 undoing_freeze.push_async_callback(gpu.thaw)
                 undoing_freeze.push_async_callback(criu_run.let_run, found.kernel, found.still, self.progress.tell_of)
                 undoing_freeze.callback(self._end_cancelling)
+                gpu.watch.begin("criu")
                 await self._dump(staging, gpu, criu_runs)
                 self._end_cancelling()
+                gpu.watch.begin("copy")
                 parked = await gpu.finish_copy()
+                gpu.watch.begin("look")
                 notes = await self._look_at(staging)
                 undoing_freeze.pop_all()
             if self.left == "running":
@@ -342,6 +345,8 @@ class _Freeze:
                 await asyncio.to_thread(self.communicators.make_again)
             # Without GPU state, only criu stops the kernel, and for less long than it runs.
             seconds = time.monotonic() - began if found.on_gpu else images.frozen_seconds(staging.outside)
+            if found.on_gpu and self.left == "running":
+                log.info("it was paused for %.2f s, in seconds: %s", seconds, gpu.watch)
             if found.space.outer(keeper.state.kernel_pid) is None:
                 raise KernelLost("The {kernel} ended during the save.", "", "{Restart}.")
             await self.progress.enter("copying memory", cancellable=False)
