@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -28,10 +29,11 @@ _AFTER = 200
 
 
 class Training:
-    """What the two ranks of a training have written."""
+    """What the ranks of a training have written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.ranks = 2
 
     def losses(self, rank: int) -> list[tuple[int, str]]:
         path = self.folder / f"losses-{rank}"
@@ -39,8 +41,8 @@ class Training:
         return [(int(step), loss) for step, loss in (line.split() for line in lines if len(line.split()) == 2)]
 
     def steps(self) -> int:
-        """Return how many steps both have computed, those that were computed twice included."""
-        return min(len(self.losses(rank)) for rank in range(2))
+        """Return how many steps all have computed, those that were computed twice included."""
+        return min(len(self.losses(rank)) for rank in range(self.ranks))
 
     def goes_on(self, steps: int = 20) -> None:
         wanted = self.steps() + steps
@@ -50,12 +52,12 @@ class Training:
         """Return how many steps were computed more than once, all with the same losses to the bit."""
         found: dict[int, set[str]] = defaultdict(set)
         times: dict[int, int] = defaultdict(int)
-        for rank in range(2):
+        for rank in range(self.ranks):
             for step, loss in self.losses(rank):
                 found[step].add(loss)
                 times[step] += 1
         assert [step for step, losses in found.items() if len(losses) > 1] == []
-        return sum(count > 2 for count in times.values())
+        return sum(count > self.ranks for count in times.values())
 
 
 @pytest.fixture
@@ -67,15 +69,15 @@ def training(tmp_path: Path, worker: CudaWorker, monkeypatch: pytest.MonkeyPatch
     return Training(tmp_path)
 
 
-def _torchrun(kind: str, folder: Path, *layers: str) -> list[str]:
-    port = str(free_port("tcp"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-    return [*command, str(_PROGRAM), kind, str(folder), *layers]
+def _torchrun(kind: str, training: Training, *layers: str) -> list[str]:
+    how_many, port = f"--nproc-per-node={training.ranks}", f"--master-port={free_port('tcp')}"
+    command = [sys.executable, "-m", "torch.distributed.run", how_many, port]
+    return [*command, str(_PROGRAM), kind, str(training.folder), *layers]
 
 
 def test_ranks_of_8_gib_are_parked_and_paused_for_two_and_a_half_seconds(training: Training) -> None:
     job = Job("ddp")
-    job.start(*_torchrun("ddp", training.folder, "100"))  # 17 MB each, five times
+    job.start(*_torchrun("ddp", training, "100"))  # 17 MB each, five times
     training.goes_on()
     job.save("here")
     manifest = Store(settings.store_dir()).get("here")
@@ -84,7 +86,10 @@ def test_ranks_of_8_gib_are_parked_and_paused_for_two_and_a_half_seconds(trainin
     assert min(sum(size for _, size in one["places"]) for one in parked) > 7 << 30
     training.goes_on()
     job.kill()
+    began, steps = time.monotonic(), training.steps()
     job.restore("here")
+    wait_until(lambda: training.steps() > steps, _WARM, "the training does not go on")
+    print(f"the next step had ended {time.monotonic() - began:.2f} s after asking for the restore")
     training.goes_on(60)
     assert training.computed_twice() >= 20
     paused = processes_of(manifest).frozen_seconds
@@ -92,10 +97,16 @@ def test_ranks_of_8_gib_are_parked_and_paused_for_two_and_a_half_seconds(trainin
     assert paused <= 2.5
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_training_by_torchrun_goes_on_to_the_bit(training: Training, kind: str) -> None:
+def test_a_training_by_torchrun_goes_on_to_the_bit(
+    training: Training, worker: CudaWorker, kind: str, ranks: int
+) -> None:
+    if len(worker.gpus()) < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    training.ranks = ranks
     job = Job(kind)
-    job.start(*_torchrun(kind, training.folder))
+    job.start(*_torchrun(kind, training))
     training.goes_on()
     job.save("first")
     training.goes_on(_AFTER)
@@ -112,7 +123,7 @@ def test_a_training_by_torchrun_goes_on_to_the_bit(training: Training, kind: str
 
 def test_one_is_saved_twenty_times_in_a_row(training: Training) -> None:
     job = Job("ddp")
-    job.start(*_torchrun("ddp", training.folder))
+    job.start(*_torchrun("ddp", training))
     training.goes_on()
     for _ in range(20):
         job.save("again", "--replace")
