@@ -19,7 +19,7 @@ from .debugger import keep_cells_private
 from .executed import cell_id
 from .gpu_room import make_room_after
 from .magic import register
-from .stopping import StoppedHere
+from .stopping import Interruption, StoppedHere
 from .waking import wake_for_cell
 
 log = logging.getLogger("gpuckpt.agent")
@@ -39,6 +39,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
     agent: Agent | None = None
     _held: list[Any] | None = None
     """What came while a kernel that wakes must not execute anything yet; None otherwise."""
+    _stopping: Interruption | None = None
+    """Of the cell that runs, which is to stop where it was saved; None otherwise."""
     _question: tuple[str, Any, Any, bool] | None = None
     _pending: ClassVar[deque[Any]] = deque(maxlen=32)
     """The last C functions that the main thread was given: Python has room for no more, and does not keep them."""
@@ -77,8 +79,12 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
                 if not silent:
                     self.send_response(self.iopub_socket, "error", failure)
                 return {"status": "error", "execution_count": self.execution_count, **failure}
-        reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
-        if reply.get("ename") == StoppedHere.__name__:
+        try:
+            reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
+        finally:
+            stopping, self._stopping = self._stopping, None
+            was_stopped = stopping is not None and stopping.is_over()
+        if was_stopped or reply.get("ename") == StoppedHere.__name__:
             # It was asked for: the cells behind it are executed.
             reply = {"status": "ok", "execution_count": reply["execution_count"], "payload": [], "user_expressions": {}}
         if self.agent is not None:
@@ -86,6 +92,11 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
                 make_room_after(self.agent, reply)
             self.agent.reconnection.until_heard()
         return reply
+
+    def stop_cell(self) -> None:
+        """Interrupt the cell that runs; it ends without an error (called by the agent, in a thread of its own)."""
+        self._stopping = Interruption(self.shell)
+        self._stopping.interrupt()
 
     def do_complete(self, code: str, cursor_pos: int | None) -> Any:
         """Complete code (called by ipykernel); while the kernel sleeps there are no completions: they may evaluate."""

@@ -6,8 +6,6 @@ clients, and answers the cell that asked.
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from functools import partial
 from pathlib import Path
@@ -145,7 +143,7 @@ class Reconnection:
             agent.cells.refuse_queued(asked)
         waits = agent.keeper.awaited_by_cell(_TAKEN_FOR)
         if restored.stop_here and agent.cells.are_running() and not waits:
-            os.kill(os.getpid(), signal.SIGINT)  # it was saved from outside, in its middle
+            agent.kernel.stop_cell()  # it was saved from outside, in its middle
         agent.keeper.end_all(_TAKEN_FOR, result, _overtaken)
         # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
         name = "" if copy is not None else show.label_of(restored)

@@ -385,7 +385,7 @@ after = True
 
 
 def test_a_snapshot_from_inside_a_loop_is_looked_at_without_running_the_loop_on(
-    notebook: Notebook, tmp_path: Path
+    notebook: Notebook,
 ) -> None:
     notebook.run(_TRAINING)
     restored = Asked(notebook, "%gpuckpt restore epoch-1 --stop-here")
@@ -399,15 +399,30 @@ def test_a_snapshot_from_inside_a_loop_is_looked_at_without_running_the_loop_on(
     assert notebook.fails("1 / 0").ename == "ZeroDivisionError", "errors are shown as ever"
     notebook.run("%gpuckpt restore epoch-1")
     assert notebook.value("done, after") == "[0, 1, 2] True", "without it the loop goes on"
+
+
+def test_a_cell_that_was_saved_from_outside_stops_without_an_error(notebook: Notebook, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    notebook.client.execute(f"import os, time; x = 1\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nx = 2")
-    wait_until(lambda: (status(notebook)["unsaved"] or {}).get("cell"))
-    Requested(notebook, "save", {"name": "outside"}).outcome()
-    go.touch()
-    assert notebook.value("x") == "2"
-    go.unlink()
-    assert notebook.fails("%gpuckpt restore outside --stop-here").ename == "KeyboardInterrupt"
-    assert notebook.value("x") == "1"
+    notebook.run("import asyncio, os, time")
+    for waits in ("time.sleep(0.01)", "await asyncio.sleep(0.01)"):
+        notebook.client.execute(f"x = 1\nwhile not os.path.exists({str(go)!r}): {waits}\nx = 2")
+        wait_until(lambda: (status(notebook)["unsaved"] or {}).get("cell"))
+        Requested(notebook, "save", {"name": "outside", "replace": True}).outcome()
+        go.touch()
+        assert notebook.value("x") == "2"
+        go.unlink()
+        restored = Asked(notebook, "%gpuckpt restore outside --stop-here")
+        behind = Asked(notebook, "seen = x")
+        assert restored.answer()["status"] == "ok"
+        assert behind.answer()["status"] == "ok"
+        assert notebook.value("seen") == "1"
+        stopped = notebook.run("%gpuckpt restore outside --stop-here")
+        assert "Stopped here: the rest of the saved cell is not run." in stopped.text
+        assert stopped.ename == ""
+    notebook.client.execute("print('in it', flush=True)\nwhile True: pass")
+    notebook.until_printed("in it")
+    notebook.manager.interrupt_kernel()
+    assert notebook.reply()["content"]["ename"] == "KeyboardInterrupt", "a person's interrupt is shown as ever"
 
 
 _HELD_SAVE = """
