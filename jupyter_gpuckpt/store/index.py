@@ -50,6 +50,8 @@ _PLACE = struct.Struct("<32x16sIQI8x")
 
 _SEAL = 32
 _MAX_SIZE = 4 * 2**30
+_SMALL = 8 * 2**20
+"""Bytes of a part that may be kept in memory, taken apart: about 100,000 chunks."""
 
 Index = dict[bytes, Location]
 """Where each chunk lies, by its hash."""
@@ -121,7 +123,7 @@ class Part:
 
     def index(self) -> Index:
         """Return where all of its chunks lie. Raises `ValueError` as `part_from_bytes`."""
-        return {key: _location(*where) for key, *where in _RECORD.iter_unpack(self._records)}
+        return dict(_taken_apart(bytes(self._records)) if self.size <= _SMALL else _all_of(self._records))
 
     def among(self, keys: Container[bytes]) -> Index:
         """Return where those of these chunks lie that it names. Raises `ValueError` as `part_from_bytes`."""
@@ -146,6 +148,16 @@ class Part:
 
     def _key(self, at: int) -> bytes:
         return bytes(self._records[at * _RECORD.size : at * _RECORD.size + 32])
+
+
+def _all_of(records: bytes | memoryview) -> Index:
+    return {key: _location(*where) for key, *where in _RECORD.iter_unpack(records)}
+
+
+@lru_cache(maxsize=2)
+def _taken_apart(records: bytes) -> Index:
+    """Return what `_all_of` does: a restore asks for the same one several times."""
+    return _all_of(records)
 
 
 def open_part(layout: Layout, part: str) -> Part:

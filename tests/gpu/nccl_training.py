@@ -36,7 +36,7 @@ def train(rank: int, kind: str, folder: str, layers: int = 8) -> None:
     if "RANK" in os.environ:
         dist.init_process_group("nccl")
     else:
-        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+        dist.init_process_group("nccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     model = _model(kind, rank, layers)

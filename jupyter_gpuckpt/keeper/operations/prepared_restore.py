@@ -67,11 +67,12 @@ class PreparedRestore:
         *,
         lazily: bool = False,
         beside: bool = False,
+        alone: bool = False,
     ) -> PreparedRestore:
         """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
 
-        With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is, `beside` a kernel
-        that still runs, what goes straight to the GPU.
+        With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is what goes straight
+        to the GPU, `beside` a kernel that still runs or `alone`, where nothing runs that could be lost.
 
         Raises
         ------
@@ -99,7 +100,7 @@ class PreparedRestore:
             progress.watch.begin("read")
             runs = request.long_runs if beside and new.space.deputy is None else None
             snapshot = await _read(
-                store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, beside=beside
+                store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, behind=beside or alone
             )
             memory = None
             if runs is not None:
@@ -142,12 +143,12 @@ async def _read(
     runs: LongRuns | None,
     *,
     lazily: bool,
-    beside: bool,
+    behind: bool,
 ) -> Snapshot:
     """Take out of the store what is read at once, every byte of it verified; begin with what is read behind that."""
     is_wanted: Callable[[str], bool] = request.is_wanted_at_once if lazily else request.is_wanted
     takers: dict[str, Taker] = {f"{VRAM}/{file}": taker for file, taker in gpu.takers.items()}
-    behind = beside and bool(takers)
+    behind = behind and bool(takers)
     if behind:
         is_wanted = request.is_wanted_at_once
     open_ = functools.partial(store.open, manifest.name, new.files, progress.amount)

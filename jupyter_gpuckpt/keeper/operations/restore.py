@@ -139,7 +139,7 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
         if beside:
             predecessor.get_ready(leaving)
         of = functools.partial(PreparedRestore.of, keeper, store, manifest, files, program, fits, leaving, progress)
-        verified = await of(lazily=lazily, beside=beside)
+        verified = await of(lazily=lazily, beside=beside, alone=before is None)
         way_back.push_async_callback(verified.discard)
         if why_at_once:
             verified.warnings.append(f"The restore was not lazy: {why_at_once}.")
@@ -231,7 +231,8 @@ class _Prepared:
         if shared is not None:
             way = SideBySide(predecessor, late, self.way_back, self.progress)
         else:
-            await gpu.have_read()
+            if not self.came_up_alone:  # nothing of what runs is given up for what may not be right
+                await gpu.have_read()
             if memory is not None:
                 await memory.complete()
                 memory = None

@@ -176,6 +176,7 @@ def _in_words() -> Iterator[None]:
             f"copy all, set {settings.unchanged.variable}=copy where Jupyter starts.",
         ) from e
     except OSError as e:
+        log.exception("the save failed")  # what the system said does not say where
         raise _not_saved(e) from e
 
 
