@@ -217,9 +217,10 @@ managed = Setting(
 nccl = Setting(
     "GPUCKPT_NCCL",
     is_on,
-    lambda: False,
-    what="`on`: processes that are connected by NCCL can be saved; set it in the environment of the kernel or job",
-    without="off: such saves are refused",
+    lambda: True,
+    what="`off`: no library stands in front of NCCL, and processes that it connects are not saved; set it in the "
+    "environment of the kernel or job",
+    without="on: they can be saved",
     more="internals/nccl.md",
 )
 cells_asleep = Setting(

@@ -31,8 +31,6 @@ _ID = re.compile(r"id ([0-9a-f]{16}) [0-9a-f]{256}$")
 _LONGEST = 1 << 20
 """Bytes of a line, at most."""
 _PROTOCOL = 1
-_LATEST = 23299
-"""The latest version of NCCL (as it counts them) of which all functions are known to the library."""
 _TAKE_DOWN, _MAKE, _ANSWER, _APPEAR = 20.0, 60.0, 10.0, 20.0
 """Seconds: for coming to one point and taking down; for making again; for an answer; for being restored."""
 _LISTENS = 1.0  # seconds until a process listens again, after a conversation
@@ -70,7 +68,6 @@ class _State:
     working: bool = False
     error: int = 0
     unsettled: int = 0
-    version: int = 0
     is_late: bool = False
     comms: list[_Comm] = field(default_factory=list)
 
@@ -149,7 +146,7 @@ class _Process:
                 if int(words[0]) != _PROTOCOL:
                     raise _Gone(self.pid)
                 state.phase, state.working, state.error = words[1], words[2] == "1", int(words[3])
-                state.unsettled, state.version = int(words[4]), int(words[5])
+                state.unsettled = int(words[4])
             elif word == "late":
                 state.is_late = words[0] == "1"
             elif word == "comm":
@@ -389,12 +386,6 @@ def _refuse_reasons(states: Mapping[int, _State]) -> None:
     for pid, state in states.items():
         if state.phase != "open" or state.working:
             raise _refused(f"process {pid} still is in an earlier save", "Wait a moment and save again.")
-        if state.comms and state.version > _LATEST:
-            raise _refused(
-                f"process {pid} uses NCCL {state.version // 10000}.{state.version % 10000 // 100}, which is newer than "
-                "what is known here",
-                "Install a newer jupyter-gpuckpt, or an older NCCL.",
-            )
         for comm in state.comms:
             for bit, words in _REASONS.items():
                 if comm.reasons & bit:

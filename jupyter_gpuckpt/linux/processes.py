@@ -186,6 +186,11 @@ def private_bytes(pids: Iterable[int]) -> int:
     return sum(_status_number(pid, "RssAnon:") + _status_number(pid, "RssShmem:") for pid in pids) * 1024
 
 
+def anonymous_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of these processes that is theirs alone, and no file's, in bytes."""
+    return sum(_status_number(pid, "RssAnon:") for pid in pids) * 1024
+
+
 def swapped_bytes(pids: Iterable[int]) -> int:
     """Return the memory of these processes that is their own and lies in the swap space, in bytes."""
     return sum(_status_number(pid, "VmSwap:") for pid in pids) * 1024

@@ -88,9 +88,10 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, worker: CudaWorker) -> Ranks:
+def ranks(tmp_path: Path, worker: CudaWorker, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     if len(worker.gpus()) < 2:
         pytest.skip("needs two GPUs")
+    monkeypatch.setenv("GPUCKPT_NCCL", "off")
     folder = tmp_path / "ranks"
     folder.mkdir()
     return Ranks(folder)

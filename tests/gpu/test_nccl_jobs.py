@@ -65,7 +65,6 @@ def training(tmp_path: Path, worker: CudaWorker, monkeypatch: pytest.MonkeyPatch
     if len(worker.gpus()) < 2:
         pytest.skip("needs two GPUs")
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
-    monkeypatch.setenv("GPUCKPT_NCCL", "on")
     return Training(tmp_path)
 
 

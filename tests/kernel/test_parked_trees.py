@@ -251,7 +251,6 @@ NCCL = Path(__file__).parents[1] / "nccl"
 
 def test_ranks_with_communicators_between_them_are_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """These are taken down before, and made again when each rank has its memory."""
-    monkeypatch.setenv("GPUCKPT_NCCL", "on")
     library = tmp_path / "libnccl.so.2"
     words = ["cc", "-O2", "-fPIC", "-shared", "-Wl,-soname,libnccl.so.2", "-o", library, NCCL / "made_up_nccl.c"]
     subprocess.run(words, check=True)

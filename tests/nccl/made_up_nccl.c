@@ -60,7 +60,11 @@ static comm *join(uint64_t name, int rank, int size) {
   return c;
 }
 
-int ncclGetVersion(int *version) { *version = 22809; return 0; }
+int ncclGetVersion(int *version) {
+  const char *said = getenv("MADE_UP_NCCL_VERSION");
+  *version = said ? atoi(said) : 22809;
+  return 0;
+}
 int ncclGetUniqueId(unique_id *id) { return getrandom(id, sizeof *id, 0) == sizeof *id ? 0 : 2; }
 int ncclCommInitRank(comm **c, int size, unique_id id, int rank) {
   uint64_t name;

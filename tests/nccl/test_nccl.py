@@ -270,6 +270,13 @@ def test_a_process_without_a_communicator_has_nothing_of_it(tmp_path: Path) -> N
     assert (ran.stdout, ran.stderr, list(tmp_path.iterdir())) == ("1\n", "", [])
 
 
+def test_programs_get_the_handles_of_an_nccl_that_is_newer_than_what_is_known(alone: Callable[..., Alone]) -> None:
+    training = alone(MADE_UP_NCCL_VERSION="23300")
+    assert training.communicators().pids == []
+    assert list(training.run_dir.glob("nccl-*")) == []
+    training.goes_on()
+
+
 def test_communicators_of_one_process_stay(alone: Callable[..., Alone]) -> None:
     training = alone(size=1)
     found = training.communicators()

@@ -423,7 +423,10 @@ class _Freeze:
 
     async def _dump(self, staging: Staging, gpu: GpuFreeze, started: Callable[[int], None]) -> None:
         self.progress.check()
-        size = self.found.private + sum(cuda.needs(self.found.described).values()) - gpu.taken()
+        # What the driver has not put into files lies in the processes' memory by now, as what was managed memory does,
+        # of which neither is known how much there was.
+        left = max(0, sum(cuda.needs(self.found.described).values()) - gpu.taken())
+        size = max(self.found.private + left, processes.anonymous_bytes(self.found.tree))
         staging.open_for(size)
         dumping = criu_run.dump(
             self.found.space,

@@ -25,6 +25,14 @@ void *real_function(const char *name) {
   return found ? dlsym(found, name) : NULL;
 }
 
+/* Tell whether NCCL is newer than what is known here: it may have functions which pass by, so programs get its handles. */
+int is_newer(void) {
+  static int version;
+  int (*get)(int *) = real_function("ncclGetVersion");
+  if (!version && get && get(&version)) version = 0;
+  return version > LATEST;
+}
+
 static void *driver_function(const char *name) {
   static void *driver;
   if (!driver) driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);

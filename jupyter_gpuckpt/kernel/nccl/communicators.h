@@ -9,6 +9,8 @@
 /* NCCL's results (nccl.h), as far as they are needed here. */
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 
+enum { LATEST = 23299 }; /* the latest version of NCCL (ncclGetVersion) of which front.c has all functions */
+
 enum { UNKNOWN = -1 }; /* the rank in a communicator that was split off, until it is asked for */
 
 typedef struct { char bytes[128]; } unique_id;
@@ -67,6 +69,7 @@ void end_op(comm *c, int op);
 int new_op(comm *c, int real, const void *scalar, int type, int residence);
 uint64_t hash(const void *bytes, size_t size, uint64_t begin);
 void *real_function(const char *name);
+int is_newer(void);
 
 /* meeting.c */
 extern pthread_mutex_t lock;

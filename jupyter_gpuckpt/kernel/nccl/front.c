@@ -110,7 +110,7 @@ static comm *making(uint64_t key, int rank, int size, const config *made_with, c
 /* Make a communicator by NCCL's function, whose first argument is where it puts it. */
 #define MAKE(name, key, types, names, real_names) \
   EXPORT int name types { \
-    if (inside) return REAL(#name, types, UNPACK names); \
+    if (inside || is_newer()) return REAL(#name, types, UNPACK names); \
     begin_change(); \
     comm *c = making(key, rank, size, made_with, NULL); \
     int result = c ? REAL(#name, types, UNPACK real_names) : SYSTEM_ERROR; \
@@ -125,7 +125,7 @@ MAKE(ncclCommInitRankConfig, hash(&id, sizeof id, 0), (void **handle, int size, 
 MAKE(ncclCommInitRankScalable, hash(ids, (size_t)count * sizeof *ids, 0), (void **handle, int size, int rank, int count, unique_id *ids, config *made_with), (handle, size, rank, count, ids, made_with), (&c->real, size, rank, count, ids, made_with))
 
 EXPORT int ncclCommInitAll(void **handles, int size, const int *devices) {
-  if (inside || size < 1) return REAL("ncclCommInitAll", (void **, int, const int *), handles, size, devices);
+  if (inside || is_newer() || size < 1) return REAL("ncclCommInitAll", (void **, int, const int *), handles, size, devices);
   void **real = calloc((size_t)size, sizeof *real);
   if (!real) return SYSTEM_ERROR;
   begin_change();

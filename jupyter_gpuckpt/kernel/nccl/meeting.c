@@ -193,10 +193,7 @@ static void work(void *(*what)(void *)) {
 /* -- the keeper */
 
 static void tell_state(FILE *to) {
-  int (*get_version)(int *) = real_function("ncclGetVersion");
-  int version = 0;
-  if (get_version) get_version(&version);
-  fprintf(to, "state %d %s %d %d %d %d\n", PROTOCOL, NAMES[now], working, error, changes + open_groups, version);
+  fprintf(to, "state %d %s %d %d %d\n", PROTOCOL, NAMES[now], working, error, changes + open_groups);
   fprintf(to, "late %d\n", is_behind() && !in_flight);
   for (comm *c = comms; c; c = c->next) {
     if (now != GONE) complete(c);
