@@ -93,7 +93,7 @@ class Saved:
 
     at: str
     cells: int | None
-    """How many had begun by then; None where that is not known."""
+    """How many had begun by then, but for one that went on; None where that is not known."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class ReadyForSave:
     """How many have begun."""
     cell: str = ""
     """The id of the one that has ended last; empty where one runs, or where its client did not tell it."""
+    in_cell: bool = False
+    """Whether one runs that does more than it has done by now."""
     python: str | None = None
     ipykernel: str | None = None
     protocol: int | None = None

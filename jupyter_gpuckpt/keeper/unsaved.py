@@ -10,14 +10,23 @@ from ..operations.results import Unsaved
 if TYPE_CHECKING:
     from .kernel_life import Keeper
 
-__all__ = ["saved_with", "unsaved"]
+__all__ = ["saved_by", "saved_with", "unsaved"]
 
 _IDLE = 1.0  # what a kernel that does nothing may compute all the same, in seconds of processor time
 
 
-def saved_with(keeper: Keeper, cells: int | None, at: str = "") -> None:
-    """Note that a snapshot has all of the kernel `at` a time, when so many cells had begun; None where unknown."""
-    keeper.state.saved = Saved(at or now(), cells)
+def saved_by(begun: int | None, at: str = "", *, in_cell: bool = False) -> Saved:
+    """Return what a snapshot has of a kernel `at` a time, when so many cells had begun; None where that is not known.
+
+    `in_cell` is whether the last of them goes on from there: what it does then is in no snapshot.
+    """
+    return Saved(at or now(), None if begun is None else begun - in_cell)
+
+
+def saved_with(keeper: Keeper, begun: int | None, at: str = "", *, in_cell: bool = False) -> None:
+    """Note that a snapshot has all of the kernel; the arguments are those of `saved_by`."""
+    keeper.state.saved = saved_by(begun, at, in_cell=in_cell)
+    cells = keeper.state.saved.cells
     keeper.ran = {begun: seconds for begun, seconds in keeper.ran.items() if cells is not None and begun > cells}
 
 

@@ -47,6 +47,8 @@ log = logging.getLogger("gpuckpt.agent")
 
 _PREPARED_FOR = frozenset({"save", "fork", "move", "restore", "undo", "redo"})
 """What a cell asks for that the kernel is prepared for: the cell does nothing else meanwhile."""
+_ENDS_CELL = frozenset({"restore", "undo", "redo"})
+"""What ends the cell that asked for it, in a kernel that is restored from what was saved before that."""
 
 
 class Agent:
@@ -227,6 +229,7 @@ class Agent:
             "execution_count": self.kernel.execution_count,
             "cells": self.executed.count,
             "cell": "" if self._about_cells()["cell"] is not None else self.executed.last,
+            "in_cell": self._goes_on_in_cell(),
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
             "protocol": settings.AGENT_PROTOCOL,
@@ -238,6 +241,12 @@ class Agent:
             "waited": {},
             "rebinds": rebinding.can_rebind(self.kernel),
         }
+
+    def _goes_on_in_cell(self) -> bool:
+        """Tell whether a kernel that is restored from what is taken now has the rest of a cell to run."""
+        if self._about_cells()["cell"] is None or self.keeper.awaited_by_cell(_ENDS_CELL):
+            return False
+        return not (self.keeper.awaited_by_cell(_PREPARED_FOR) and self.cells.is_at_its_end())
 
     def _is_busy(self) -> bool:
         return self.cells.are_running() and not self._waits_to_be_taken()

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import struct
+import sys
 import termios
 import threading
 import time
@@ -101,6 +102,14 @@ class Cells:
         """Tell whether the cell that runs is one line of %gpuckpt: it changes nothing in the kernel."""
         (line, *more) = (self._code() or "").splitlines() or [""]
         return not more and line.startswith("%gpuckpt ")
+
+    def is_at_its_end(self) -> bool:
+        """Tell whether the cell that runs does nothing after what it waits for: that is its last line, of %gpuckpt."""
+        lines = (self._code() or "").splitlines() or [""]
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        return frame is not None and frame.f_lineno == len(lines) and lines[-1].startswith("%gpuckpt ")
 
     def _code(self) -> str | None:
         """Return the code of the user's cell that runs; a silent request is a front end's."""

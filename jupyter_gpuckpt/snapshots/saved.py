@@ -48,6 +48,8 @@ class SavedKernel:
     """How many had begun."""
     cell: str = ""
     """The id of the one that had ended last; empty where one ran, or where its client did not tell it."""
+    in_cell: bool = False
+    """Whether one ran that did more afterwards, as it does when it is restored."""
     python: str | None = None
     ipykernel: str | None = None
     protocol: int | None = None

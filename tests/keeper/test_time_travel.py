@@ -500,6 +500,45 @@ def test_a_restore_keeps_what_was_not_saved_and_says_how_to_get_it_back(notebook
     assert notebook.look("x") == "1"
 
 
+def test_what_a_cell_does_after_a_save_in_its_middle_is_saved_after_its_end(notebook: Notebook, tmp_path: Path) -> None:
+    """A restore keeps it, too; but not again what a cell did that ends with a save, or stopped where it was saved."""
+
+    def restored(name: str) -> tuple[str, bool]:
+        text = notebook.run(f"%gpuckpt restore {name} --stop-here").text
+        return notebook.look("x"), "What it was before is kept as" in text
+
+    notebook.run("%gpuckpt auto on")
+    notebook.run("x = 1\n%gpuckpt save one\nx = 2")
+    (two,) = wait_until(lambda: names(notebook))
+    wait_for_idle_keeper(notebook)
+    notebook.run("%gpuckpt auto off")
+    assert restored("one") == ("1", False)
+    assert restored(two) == ("2", False)
+    notebook.run("x = 3\n%gpuckpt save three\nx = 4")
+    notebook.run("%gpuckpt undo")
+    assert notebook.look("x") == "3"
+    notebook.run("%gpuckpt redo")
+    assert notebook.look("x") == "4"
+    assert restored("one") == ("1", False)
+    notebook.run("%gpuckpt restore three")  # which has the rest of the cell run
+    assert notebook.look("x") == "4"
+    assert restored("one") == ("1", True)
+    notebook.run("x = 5\n\n%gpuckpt save five")
+    assert restored("one") == ("1", False)
+    assert restored("five") == ("5", False)
+    go_on = tmp_path / "go_on"
+    asked = Asked(
+        notebook, f"x = 6; import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)\nx = 7"
+    )
+    with notebook.keeper as keeper:
+        wait_until(lambda: (keeper.request("status")["unsaved"] or {}).get("cell"))
+        keeper.request("save", {"name": "six"})
+    go_on.touch()
+    assert asked.answer()["status"] == "ok"
+    go_on.unlink()  # so that the restored cell does not end by itself
+    assert restored("six") == ("6", True)
+
+
 def test_what_cannot_be_kept_in_a_moment_does_not_stand_in_the_way_of_a_restore(
     criu: Criu, start: StartKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

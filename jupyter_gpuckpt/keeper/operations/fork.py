@@ -42,6 +42,7 @@ from ..gpu import sharing
 from ..gpu.freeze import GpuReturn, parked_in
 from ..owner import owner_of
 from ..staging import claim_memory, vram_files
+from ..unsaved import saved_by
 from .fresh_sleeper import FreshSleeper, make_lifetime_files, plan_restore, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
 from .progress import OperationProgress, ProgressCallback, to_nobody
@@ -300,7 +301,8 @@ async def _of_snapshot(
     made = await asyncio.to_thread(make_lifetime_files, snapshot.directory)
     tidying.push(lambda kind, *_: lifetime.unmake(made) if kind is not None else None)
     await asyncio.to_thread(preflight.check_files, snapshot, Path("/"))
-    parent, saved = Parent(name_of(manifest.name), manifest.id), Saved(now(), kernel_of(manifest).cells)
+    of = kernel_of(manifest)
+    parent, saved = Parent(name_of(manifest.name), manifest.id), saved_by(of.cells, in_cell=of.in_cell)
     criu = snapshot.directory / CRIU_IMAGES
     return _Capture(manifest, criu, vram.outside, snapshot.directory, fits.gpu_map, parent, saved)
 

@@ -259,7 +259,8 @@ class _Prepared:
         if self._is_step:
             keeper.last_cell = kernel_of(manifest).after
             keeper.ran.clear()
-        saved_with(keeper, kernel_of(manifest).cells)
+        goes_on = kernel_of(manifest).in_cell and not self.request.stop_here
+        saved_with(keeper, kernel_of(manifest).cells, in_cell=goes_on)
         keeper.note_state()
         return given_up, tidying
 

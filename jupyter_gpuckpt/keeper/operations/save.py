@@ -151,7 +151,7 @@ async def save(
     keeper.state.parent = Parent(operation.name, manifest.id)
     keeper.state.worked = worked
     keeper.state.undone.clear()
-    saved_with(keeper, taken.agent.cells, taken_at)
+    saved_with(keeper, taken.agent.cells, taken_at, in_cell=taken.agent.in_cell)
     keeper.note_state()
     elsewhere = None if operation.store is None else str(store.root)
     done = Saved(**vars(summary(manifest)), seconds=progress.seconds(), notes=taken.frozen.notes, store=elsewhere)
@@ -393,6 +393,7 @@ def about_kernel(keeper: Keeper, agent: ReadyForSave) -> SavedKernel:
         execution_count=agent.execution_count,
         cells=agent.cells,
         cell=agent.cell,
+        in_cell=agent.in_cell,
         python=agent.python,
         ipykernel=agent.ipykernel,
         protocol=agent.protocol,
