@@ -405,8 +405,9 @@ def test_a_cell_that_was_saved_from_outside_stops_without_an_error(notebook: Not
     go = tmp_path / "go"
     notebook.run("import asyncio, os, time")
     for waits in ("time.sleep(0.01)", "await asyncio.sleep(0.01)"):
-        notebook.client.execute(f"x = 1\nwhile not os.path.exists({str(go)!r}): {waits}\nx = 2")
-        wait_until(lambda: (status(notebook)["unsaved"] or {}).get("cell"))
+        cell = f"x = 1; print('in it', flush=True)\nwhile not os.path.exists({str(go)!r}): {waits}\nx = 2"
+        notebook.client.execute(cell)
+        notebook.until_printed("in it")
         Requested(notebook, "save", {"name": "outside", "replace": True}).outcome()
         go.touch()
         assert notebook.value("x") == "2"

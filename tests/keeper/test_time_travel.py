@@ -527,11 +527,10 @@ def test_what_a_cell_does_after_a_save_in_its_middle_is_saved_after_its_end(note
     assert restored("one") == ("1", False)
     assert restored("five") == ("5", False)
     go_on = tmp_path / "go_on"
-    asked = Asked(
-        notebook, f"x = 6; import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)\nx = 7"
-    )
+    waits = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
+    asked = Asked(notebook, f"x = 6; print('in it', flush=True); {waits}\nx = 7")
+    notebook.until_printed("in it")
     with notebook.keeper as keeper:
-        wait_until(lambda: (keeper.request("status")["unsaved"] or {}).get("cell"))
         keeper.request("save", {"name": "six"})
     go_on.touch()
     assert asked.answer()["status"] == "ok"
