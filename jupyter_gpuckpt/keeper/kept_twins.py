@@ -41,7 +41,7 @@ def is_much(changed: int, size: int) -> bool:
 
 def are_worth_it(pids: Sequence[int]) -> bool:
     """Tell whether twins are to be kept: memory would do if all of theirs were copied."""
-    own = sum(map(processes.anonymous_bytes, pids))
+    own = processes.anonymous_bytes(pids)
     shared = processes.private_bytes(pids) - own
     # They hold on to memory that the kernel shares with others, and may have given up meanwhile.
     is_strict = _NEVER_TOO_MUCH.read_text().strip() == _STRICT
@@ -79,7 +79,7 @@ class KeptTwins:
         self._watch = asyncio.create_task(self._end_in_time(kept))
 
     async def _end_in_time(self, kept: Kept) -> None:
-        all_of_it = sum(processes.anonymous_bytes(twin.pid) for twin in kept.twins)
+        all_of_it = processes.anonymous_bytes(twin.pid for twin in kept.twins)
         pause = _LOOK
         while True:
             await asyncio.sleep(pause)

@@ -187,7 +187,7 @@ def private_bytes(pids: Iterable[int]) -> int:
 
 
 def anonymous_bytes(pids: Iterable[int]) -> int:
-    """Return the memory of these processes that is theirs alone, and no file's, in bytes."""
+    """Return the memory of these processes that is their own and in no file, in memory either; in bytes."""
     return sum(_status_number(pid, "RssAnon:") for pid in pids) * 1024
 
 
@@ -220,11 +220,6 @@ def _resident_of(smaps: Iterable[str], folder: str) -> int:
         elif counts and columns[0] == "Rss:":
             total += int(columns[1]) * 1024
     return total
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Return the memory of a process that is its own and in no file, in memory either; in bytes."""
-    return _status_number(pid, "RssAnon:") * 1024
 
 
 def _status_number(pid: int, key: str) -> int:

@@ -148,7 +148,7 @@ class GpuSleep:
         parked, parking = self._parked, self._parking
         beside, inside = self.vram.allocated(), 0
         if parking is not None and parking.holder is not None:
-            beside += processes.anonymous_bytes(parking.holder)
+            beside += processes.anonymous_bytes([parking.holder])
         parks = self._space.outer(parked.pid) if parked is not None else None
         for process in self.described.get("processes", []):
             if not self.vram.are_mapped_by(process["pid"]):
