@@ -263,10 +263,12 @@ def test_it_sleeps_and_its_gpus_are_swapped_in_its_life(notebook: Notebook) -> N
 def test_without_room_for_a_helper_the_driver_copies_and_access_comes_back(notebook: Notebook) -> None:
     notebook.run(PROGRAMS["peers"], timeout=120)
     before = notebook.value("step()")
+    notebook.run("torch.cuda.empty_cache()")  # a save gives back what torch keeps for later, and there would be room
     with leaving_free(GIB // 4):
         notebook.run("%gpuckpt save here", timeout=120)
         assert not parked("here")
-        assert notebook.value("check(), step()") == f"True {before}"
+        assert notebook.value("check()") == "True"
+    assert notebook.value("check(), step()") == f"True {before}"
     for where in ("", " --gpu 1,0"):
         notebook.run("%gpuckpt restore here" + where, timeout=120)
         assert notebook.value("check(), step()") == f"True {before}"
