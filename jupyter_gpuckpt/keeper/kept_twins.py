@@ -59,19 +59,26 @@ class KeptTwins:
     def __init__(self) -> None:
         self.written: Sequence[int] = ()
         self._kept: Kept | None = None
+        self._ending: Sequence[int] = ()
         self._watch: asyncio.Task[None] | None = None
 
     @property
     def pids(self) -> list[int]:
         """Those of all twins: processes that are no part of the kernel."""
-        return [*self.written, *(twin.pid for twin in (self._kept.twins if self._kept is not None else ()))]
+        kept = self._kept.twins if self._kept is not None else ()
+        return [*self.written, *self._ending, *(twin.pid for twin in kept)]
 
     def hand_over(self) -> Kept | None:
         """Give them away: they are the caller's to end."""
         kept, self._kept = self._kept, None
-        if self._watch is not None:
+        if kept is not None and self._watch is not None:
             self._watch.cancel()
         return kept
+
+    async def settled(self) -> None:
+        """Wait until those have ended that cost too much: what is written down of others has the same name."""
+        if self._ending and self._watch is not None:
+            await asyncio.wait([self._watch])
 
     def keep(self, kept: Kept) -> None:
         """Keep these until they cost too much."""
@@ -88,8 +95,12 @@ class KeptTwins:
                 break
             pause = max(_LOOK, (time.monotonic() - began) * _SHARE)
         if self._kept is kept:
-            self._kept = None
-            await asyncio.to_thread(kept.end)
+            # They are there for a while yet, and a save must not take them for processes of the kernel's.
+            self._kept, self._ending = None, [twin.pid for twin in kept.twins]
+            try:
+                await asyncio.to_thread(kept.end)
+            finally:
+                self._ending = ()
 
 
 def _is_too_much(kept: Kept, all_of_it: int) -> bool:

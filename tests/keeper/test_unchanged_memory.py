@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from keeper_faults import Criu, assert_nothing_left, assert_works, kill_keeper
+from keeper_faults import Criu, assert_nothing_left, assert_works, kill_keeper, store
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.linux import processes
+from jupyter_gpuckpt.store import Store
 
 pytestmark = [
     pytest.mark.criu,
@@ -195,6 +196,33 @@ def test_a_twin_is_ended_when_much_has_changed(start: StartKernel) -> None:
     wait_until(lambda: not kept(notebook))
     notebook.run("%gpuckpt save --wait again")
     assert unchanged(notebook)[-1][0] == 0
+
+
+def test_a_save_while_a_twin_is_being_ended_is_not_refused(
+    start: StartKernel, tmp_path: Path, keepers_first: Callable[[str], None]
+) -> None:
+    """It is no process that the kernel has left behind."""
+    hold, reached = tmp_path / "hold", tmp_path / "reached"
+    keepers_first(
+        "import signal; kill = signal.pidfd_send_signal; signal.pidfd_send_signal = lambda *how: ("
+        f"[(open({str(reached)!r}, 'w').close(), time.sleep(0.01)) for _ in iter(lambda: os.path.exists("
+        f"{str(hold)!r}), False)], kill(*how))[1]"
+    )
+    notebook = start()
+    notebook.run("import os; more = bytearray(os.urandom(80_000_000))")
+    twin = with_kept_twin(notebook)
+    hold.touch()
+    notebook.run("more[:] = os.urandom(80_000_000)")
+    wait_until(reached.exists)
+    try:
+        notebook.client.execute("%gpuckpt save --wait again")
+        wait_until(lambda: "again" in {manifest.name for manifest in Store(store()).list()})
+        assert not has_ended(twin)
+    finally:
+        hold.unlink()
+    assert notebook.reply()["content"]["status"] == "ok"
+    assert has_ended(twin)
+    assert_works(notebook)
 
 
 def test_a_twin_that_is_continued_ends_and_the_next_save_copies_all(start: StartKernel) -> None:

@@ -54,6 +54,7 @@ class HostMemory:
         """Keep the twins of what was stored, where it was little, until the next save."""
         if (older := self._keeper.twins.hand_over()) is not None:  # this save had no use for them
             await asyncio.to_thread(older.end)
+        await self._keeper.twins.settled()
         now = self._now
         if now is None or not now.copies or settings.unchanged() == settings.COPY:
             return
