@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..client.record import AutoSave
 from ..errors import GpuckptError, Refused
@@ -29,14 +30,14 @@ __all__ = ["CellsNow", "auto_saving", "back", "cells_now", "forward", "free_name
 log = logging.getLogger("gpuckpt.keeper")
 
 
-def back(keeper: Keeper, steps: int, *, in_cell: bool) -> Manifest:
-    """Return the snapshot that so many steps back lead to; `in_cell` where a cell asks.
+def back(keeper: Keeper, steps: int, asked_by: Mapping[str, Any] | None) -> Manifest:
+    """Return the snapshot that so many steps back lead to; `asked_by` is the cell that asks, if any.
 
     Raises
     ------
     Refused : there is no snapshot so far back.
     """
-    is_new = unsaved(keeper, asked_in_a_cell=in_cell) is not None
+    is_new = unsaved(keeper, asked_by=asked_by) is not None
     line = _line(keeper, keeper.state.parent_id)
     at = steps - is_new
     if at >= len(line):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..client.record import Saved, now
 from ..operations.results import Unsaved
+from ..snapshots.saved import kernel_of
 
 if TYPE_CHECKING:
+    from ..store import Manifest
     from .kernel_life import Keeper
 
-__all__ = ["saved_by", "saved_with", "unsaved"]
+__all__ = ["before", "resumed_from", "saved_by", "saved_with", "unsaved"]
 
 _IDLE = 1.0  # what a kernel that does nothing may compute all the same, in seconds of processor time
 
@@ -30,21 +33,35 @@ def saved_with(keeper: Keeper, begun: int | None, at: str = "", *, in_cell: bool
     keeper.ran = {begun: seconds for begun, seconds in keeper.ran.items() if cells is not None and begun > cells}
 
 
-def unsaved(keeper: Keeper, *, asked_in_a_cell: bool = False) -> Unsaved | None:
+def resumed_from(keeper: Keeper, hibernated: Manifest) -> None:
+    """Note what snapshots have of a kernel that was hibernated: what it came from is removed when it is back."""
+    kernel = kernel_of(hibernated)
+    if kernel.saved_at:
+        keeper.state.saved = Saved(kernel.saved_at, kernel.saved_cells)
+    else:  # an older version saved it, and did not say: so there is something
+        keeper.state.saved = saved_by(kernel.cells, hibernated.created, in_cell=True)
+
+
+def before(keeper: Keeper) -> Saved:
+    """Return what a snapshot has of the kernel, or of when it was started, where there is none."""
+    state = keeper.state
+    return state.saved or Saved(state.started, 0 if keeper.launch.agent else None)
+
+
+def unsaved(keeper: Keeper, *, asked_by: Mapping[str, Any] | None = None) -> Unsaved | None:
     """Return what the kernel has done since it was saved, restored or started; None where it has done nothing.
 
-    A cell that asks for a restore is not counted.
+    A cell that has done nothing but to ask for a restore (`asked_by`) is not counted.
     """
-    state, channel = keeper.state, keeper.channel
+    channel, saved = keeper.channel, before(keeper)
     if channel is None:
         return None
-    saved = state.saved or Saved(state.started, 0 if keeper.launch.agent else None)
     begun = channel.cells if channel.cells is not None else saved.cells
     # One that is a line of %gpuckpt alone is no work, and the kernel has not counted it.
-    counted = asked_in_a_cell and channel.cell is not None
+    counted = asked_by is not None and channel.cell is not None and not asked_by.get("worked")
     cells = None if saved.cells is None or begun is None else max(0, begun - saved.cells - counted)
-    cell = None if asked_in_a_cell else channel.cell
-    computed = max(0.0, keeper.work() - state.worked)
-    if not cells and cell is None and (computed < _IDLE or asked_in_a_cell):
+    cell = None if asked_by is not None else channel.cell
+    computed = max(0.0, keeper.work() - keeper.state.worked)
+    if not cells and cell is None and (computed < _IDLE or asked_by is not None):
         return None
     return Unsaved(since=saved.at, cells=cells, cell=cell, computed=computed)

@@ -105,11 +105,17 @@ class Cells:
 
     def is_at_its_end(self) -> bool:
         """Tell whether the cell that runs does nothing after what it waits for: that is its last line, of %gpuckpt."""
-        lines = (self._code() or "").splitlines() or [""]
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None and frame.f_code.co_name != "<module>":
-            frame = frame.f_back
-        return frame is not None and frame.f_lineno == len(lines) and lines[-1].startswith("%gpuckpt ")
+        lines = self._lines()
+        return _line_that_runs() == len(lines) and lines[-1].startswith("%gpuckpt ")
+
+    def is_at_its_beginning(self) -> bool:
+        """Tell whether the cell that runs did nothing before what it waits for: a line of %gpuckpt."""
+        numbered = enumerate(self._lines(), 1)
+        number, line = next(((n, line) for n, line in numbered if line.strip() and line[0] != "#"), (0, ""))
+        return _line_that_runs() == number and line.startswith("%gpuckpt ")
+
+    def _lines(self) -> list[str]:
+        return (self._code() or "").splitlines() or [""]
 
     def _code(self) -> str | None:
         """Return the code of the user's cell that runs; a silent request is a front end's."""
@@ -129,6 +135,7 @@ class Cells:
                 "idents": [ident.hex() for ident in idents],
                 "display_id": display_id,
                 "id": cell_id(message),
+                "worked": not self.is_at_its_beginning(),
             }
         }
 
@@ -312,6 +319,14 @@ class Cells:
             parent=asked["cell"]["header"],
             ident=kernel._topic(kind),
         )
+
+
+def _line_that_runs() -> int:
+    """Return which line of its cell the main thread is in; 0 where it runs none."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return 0 if frame is None else frame.f_lineno
 
 
 def wait_for_peers(expected: dict[int, int], *, encrypted: bool) -> bool:

@@ -50,6 +50,9 @@ class SavedKernel:
     """The id of the one that had ended last; empty where one ran, or where its client did not tell it."""
     in_cell: bool = False
     """Whether one ran that did more afterwards, as it does when it is restored."""
+    saved_at: str = ""
+    saved_cells: int | None = None
+    """When a snapshot was made of it, or it was started, before this, and how many cells had begun by then."""
     python: str | None = None
     ipykernel: str | None = None
     protocol: int | None = None

@@ -538,6 +538,22 @@ def test_what_a_cell_does_after_a_save_in_its_middle_is_saved_after_its_end(note
     assert restored("six") == ("6", True)
 
 
+def test_what_a_cell_did_before_it_asks_for_a_restore_is_kept(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save base")
+    for cell in ("%gpuckpt restore base", "# back\n\n%gpuckpt restore base\nx = 2"):
+        assert "What it was before is kept as" not in notebook.run(cell).text
+        assert (names(notebook), notebook.look("x")) == ([], "1")
+    text = notebook.run("x = 3\n%gpuckpt restore base").text
+    (kept,) = names(notebook)
+    assert f"What it was before is kept as {kept}" in text
+    assert notebook.look("x") == "1"
+    notebook.run("%gpuckpt redo")
+    assert notebook.look("x") == "3"
+    notebook.run("x = 4\n%gpuckpt undo")  # of this cell alone
+    assert notebook.look("x") == "3"
+
+
 def test_what_cannot_be_kept_in_a_moment_does_not_stand_in_the_way_of_a_restore(
     criu: Criu, start: StartKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,28 @@ def test_a_notebook_starts_with_the_kernel_that_was_hibernated(tmp_path: Path) -
         assert "resumed from" in notebook.run("%gpuckpt status").text
 
 
+def test_what_a_resumed_kernel_had_done_that_was_in_no_other_snapshot_is_kept_by_a_restore(tmp_path: Path) -> None:
+    """That it came from is removed when it is back."""
+    with running(tmp_path, **_HUB) as server:
+        for path in ("a.ipynb", "b.ipynb"):
+            with server.connected(_opened(server, path)) as notebook:
+                notebook.run("x = 1")
+                notebook.run("%gpuckpt save base")
+                notebook.run("x = 2")
+                if path == "b.ipynb":
+                    notebook.run("%gpuckpt save later")
+        _stop(server)
+    with running(tmp_path, **_HUB) as server:
+        with server.connected(_opened(server, "a.ipynb")) as notebook:
+            assert "What it was before is kept as" in notebook.run("%gpuckpt restore base").text
+            assert notebook.value("x") == "1"
+            notebook.run("%gpuckpt redo")
+            assert notebook.value("x") == "2"
+        with server.connected(_opened(server, "b.ipynb")) as notebook:
+            assert "What it was before is kept as" not in notebook.run("%gpuckpt restore base").text
+        _stop(server)
+
+
 def test_a_kernel_that_was_resumed_is_hibernated_again_though_the_server_hibernates_no_others(tmp_path: Path) -> None:
     """The snapshot that it came from is gone: it is to end with no server that only resumes kernels."""
     with running(tmp_path, **_HUB) as server:

@@ -71,7 +71,7 @@ async def keep_unsaved(
     if request.resume or keeper.launch.job or keeper.space is None or (keeper.asleep is not None and not request.keep):
         return Kept()
     in_a_cell = request.cell is not None
-    if unsaved(keeper, asked_in_a_cell=in_a_cell) is None:
+    if unsaved(keeper, asked_by=request.cell) is None:
         return Kept()
     saving = Operation("save", "")
     zeros = await asyncio.to_thread(_zeros_when_saved, keeper) if limit is not None else 0

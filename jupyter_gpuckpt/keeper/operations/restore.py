@@ -44,7 +44,7 @@ from ..ipython_history import begin_session
 from ..owner import owner_of
 from ..ports import Places
 from ..steps import back, forward, remove_old, undone_after
-from ..unsaved import saved_with, unsaved
+from ..unsaved import resumed_from, saved_with, unsaved
 from .failed_restore import failed_restore, not_restored, start_afresh
 from .fresh_sleeper import plan_restore, resume
 from .keep_unsaved import Kept, keep_unsaved
@@ -87,7 +87,7 @@ async def restore(keeper: Keeper, operation: Operation, request: Restore, on_pro
 
 async def undo(keeper: Keeper, operation: Operation, request: Undo, on_progress: ProgressCallback) -> Restored:
     """Put the kernel back so many snapshots; what it is now is kept first. Raises as `restore`, `back` and `save`."""
-    to = await asyncio.to_thread(back, keeper, request.steps, in_cell=request.cell is not None)
+    to = await asyncio.to_thread(back, keeper, request.steps, request.cell)
     return await _step(keeper, operation, to, request.cell, on_progress)
 
 
@@ -225,7 +225,7 @@ class _Prepared:
         watch = self.progress.watch
         watch.begin("ports")
         of_job = await asyncio.to_thread(self._places_of_job) if keeper.launch.job else None
-        given_up = unsaved(keeper, asked_in_a_cell=self.request.cell is not None)
+        given_up = unsaved(keeper, asked_by=self.request.cell)
         shared = await predecessor.ports_with(snapshot)
         way: InPlace | SideBySide
         if shared is not None:
@@ -261,6 +261,8 @@ class _Prepared:
             keeper.ran.clear()
         goes_on = kernel_of(manifest).in_cell and not self.request.stop_here
         saved_with(keeper, kernel_of(manifest).cells, in_cell=goes_on)
+        if self.request.resume:
+            resumed_from(keeper, manifest)
         keeper.note_state()
         return given_up, tidying
 

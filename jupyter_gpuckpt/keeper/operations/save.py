@@ -48,7 +48,7 @@ from ..files import lifetime
 from ..namespace import Namespace
 from ..owner import owner_of
 from ..steps import CellsNow, cells_now, free_name
-from ..unsaved import saved_with
+from ..unsaved import before, saved_with
 from .host_memory import HostMemory
 from .parts import CRIU_IMAGES, VRAM
 from .progress import OperationProgress, ProgressCallback
@@ -381,7 +381,7 @@ class RoomInStore:
 
 def about_kernel(keeper: Keeper, agent: ReadyForSave) -> SavedKernel:
     """Return what a manifest says of the kernel; `agent` is what the agent said of it."""
-    launch = keeper.launch
+    launch, saved = keeper.launch, before(keeper)
     return SavedKernel(
         kernel_id=launch.kernel_id,
         name=launch.name,
@@ -394,6 +394,8 @@ def about_kernel(keeper: Keeper, agent: ReadyForSave) -> SavedKernel:
         cells=agent.cells,
         cell=agent.cell,
         in_cell=agent.in_cell,
+        saved_at=saved.at,
+        saved_cells=saved.cells,
         python=agent.python,
         ipykernel=agent.ipykernel,
         protocol=agent.protocol,
