@@ -20,8 +20,10 @@ from ...linux import processes
 from ..namespace import Namespace
 from ..staging import vram_files
 from . import gate
-from .freeze import GpuFreeze, GpuReturn, Judge, judge_nothing, noted_parked, parked_in, parked_of, place_of
+from .bring_back import GpuReturn
+from .freeze import GpuFreeze, Judge, judge_nothing
 from .late_vram import LateVram
+from .parked import noted_parked, parked_in, parked_of, place_of
 
 __all__ = ["HELPER", "FrozenAsleep", "GpuSleep"]
 

@@ -39,7 +39,8 @@ from ...store import Manifest, Snapshot, name_of
 from .. import ports, preflight
 from ..files import lifetime
 from ..gpu import sharing
-from ..gpu.freeze import GpuReturn, parked_in
+from ..gpu.bring_back import GpuReturn
+from ..gpu.parked import parked_in
 from ..owner import owner_of
 from ..staging import claim_memory, vram_files
 from ..unsaved import saved_by

@@ -36,7 +36,7 @@ from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import faults_in
 from ..files import lifetime, placed_files
 from ..files.placed_files import Lacking, Placement
-from ..gpu.freeze import parked_in
+from ..gpu.parked import parked_in
 from ..memory_claim import MemoryClaim
 from ..namespace import Namespace
 from ..staging import claim_memory, disk_folder, vram_files

@@ -25,7 +25,7 @@ from ...store import Manifest, Snapshot
 from .. import ports, preflight
 from ..agent_channel import AgentSilent
 from ..connections import Connections
-from ..gpu.freeze import place_of
+from ..gpu.parked import place_of
 from .parts import CRIU_IMAGES
 from .progress import OperationProgress
 

@@ -17,8 +17,9 @@ from ...freeze.parking import PARKED, Parked, single_hashes
 from ...snapshots.summary import current_name
 from ...store import HASH_OF_ZEROS, HOLE, Manifest, Snapshot, Store, Taker
 from .. import preflight
-from ..gpu.freeze import GpuReturn, parked_in
+from ..gpu.bring_back import GpuReturn
 from ..gpu.late_vram import LateVram
+from ..gpu.parked import parked_in
 from ..staging import vram_files
 from .fresh_sleeper import FreshSleeper, RestorePlan
 from .parts import CRIU_IMAGES, VRAM

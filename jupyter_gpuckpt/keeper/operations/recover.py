@@ -27,7 +27,7 @@ from ...freeze.nccl import Communicators
 from ...linux import processes
 from .. import memory_claim
 from ..gpu import gate
-from ..gpu.freeze import GpuReturn
+from ..gpu.bring_back import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
 from ..namespace import Namespace

@@ -29,7 +29,7 @@ from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
 from .. import preflight
 from ..gpu import gate
-from ..gpu.freeze import GpuReturn
+from ..gpu.bring_back import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.sleep import GpuSleep
 from ..namespace import Namespace
