@@ -35,8 +35,8 @@ __all__ = [
 
 _FEW = 16
 """Where no more than one chunk in so many of a snapshot is asked for, each is looked up by itself."""
-_SMALL = 4 * 1024 * 1024
-"""Bytes of a list of files that may be kept in memory, taken apart: about 100,000 chunks."""
+_SMALL = 1024 * 1024
+"""Bytes of a list of files that may be kept in memory, taken apart: about 25,000 chunks, or 5 MB of memory."""
 _MAX_WHOLE = 256 * 1024 * 1024
 """Bytes of a file that is read into memory as a whole."""
 
