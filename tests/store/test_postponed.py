@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_helpers import packs_of, save
+from notebooks import PATIENCE
+from store_helpers import packs_of, read_back, save
 
 from jupyter_gpuckpt.errors import Damaged, NoSuchSnapshot, Untrusted
+from jupyter_gpuckpt.keeper.gpu.bring_back import GpuReturn
 from jupyter_gpuckpt.store import Store
 
 GPU = os.urandom(9 << 20) + bytes(4 << 20) + os.urandom(12345)
+FIRST = 3 << 20
 FILES = {"criu/pages-1.img": os.urandom(5000), "vram/7-parked": GPU, "vram/7-0": b"small", "vram": b"no folder"}
 
 
@@ -104,3 +111,78 @@ def test_what_the_progress_raises_ends_it(store: Store, place: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         later.read(stop)
     later.close()
+
+
+class Room:
+    """Takes bytes, and has them."""
+
+    most = 8 << 20
+
+    def __init__(self, size: int) -> None:
+        self.bytes = bytearray(size)
+
+    def wants(self, offset: int, size: int) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def room(self, offset: int, size: int) -> Iterator[memoryview]:
+        with memoryview(self.bytes) as whole, whole[offset : offset + size] as room:
+            yield room
+
+
+class Behind:
+    """A restore that reads a snapshot's GPU memory behind the rest."""
+
+    def __init__(self, store: Store, place: Path) -> None:
+        there, snapshot = {"vram": place}, store.get("it").id
+        self.room, self.files_are_there = Room(len(GPU)), threading.Event()
+        files = store.postpone("it", snapshot, there, "vram/7-0".__eq__)
+        taken = store.postpone("it", snapshot, there, "vram/7-parked".__eq__, {"vram/7-parked": self.room})
+        self.gpu = GpuReturn(None, None, [], None, None)  # type: ignore[arg-type] - nothing is parked: nobody is asked
+        self.gpu.read_behind(files, taken, self._hear)
+
+    def _hear(self, _: str, done: int, total: int) -> None:
+        if done == total == FIRST:
+            self.files_are_there.set()
+
+
+def test_what_goes_to_the_gpu_is_read_when_the_files_are_and_nothing_else_is_to_be_done(
+    store: Store, place: Path
+) -> None:
+    files = {"vram/7-0": os.urandom(FIRST), "vram/7-parked": GPU}
+    save(store, "it", files=files)
+
+    async def read() -> None:
+        behind = Behind(store, place)
+        assert await asyncio.to_thread(behind.files_are_there.wait, PATIENCE)
+        assert (place / "7-0").read_bytes() == files["vram/7-0"]
+        assert not any(behind.room.bytes)
+        await behind.gpu.have_read()
+        assert behind.room.bytes == GPU
+        await behind.gpu.close()
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("damaged", ["vram/7-0", "vram/7-parked"])
+def test_damage_in_either_of_them_is_told_and_the_store_may_delete_both(
+    store: Store, place: Path, damaged: str
+) -> None:
+    save(store, "it", files={"vram/7-0": os.urandom(FIRST)})
+    (first,) = packs_of(store, "it")
+    save(store, "it", files={**read_back(store, "it"), "vram/7-parked": GPU}, replace=True)
+    (second,) = set(packs_of(store, "it")) - {first}
+    pack = first if damaged == "vram/7-0" else second
+    pack.write_bytes(pack.read_bytes()[:-100] + bytes(100))
+
+    async def read() -> None:
+        behind = Behind(store, place)
+        with pytest.raises(Damaged) as caught:
+            await behind.gpu.have_read()
+        assert caught.value.data["file"] == damaged
+        await behind.gpu.close()
+
+    asyncio.run(read())
+    store.remove("it")
+    assert not first.exists()
+    assert not second.exists()
