@@ -110,7 +110,7 @@ class Copy:
     image : the name of the file with its pages.
     runs : which pages these are, in order.
     trusted : the areas of which the twin has all bytes.
-    pieces : how the image is to be cut: sizes, and parts that are known and not in it.
+    pieces : how the image is to be cut: sizes, parts that are known and not in it, and those that have changed.
     twin : None where there is none.
     """
 
@@ -142,6 +142,7 @@ class Copy:
         self._runs = sorted(runs, key=lambda run: run.begin)
         self.runs = pages.apart(pages.joined((run.begin, run.end) for run in self._runs), images.heaps(mm))
         self.trusted = pages.joined((run.begin, run.end) for run in self._runs if run.source == _TWIN)
+        self._long = [(begin, end) for begin, end in self.runs if end - begin >= pages.LONG]
         self.pieces = unchanged.plan(self.runs, ())
 
     @property
@@ -156,12 +157,28 @@ class Copy:
             return
         inside = [part for part in parts if all(unchanged.is_within(area, self.trusted) for area in part.where)]
         same = unchanged.shared(then.pagemap, self.twin.pagemap, (area for part in inside for area in part.where))
-        found = [part for part in inside if all(same[area] for area in part.where)]
-        held = before.held({part.chunk for part in found})
-        self.pieces = unchanged.plan(self.runs, [part for part in found if part.chunk in held])
+        found: list[unchanged.Part] = []
+        changed: list[unchanged.Part] = []
+        for part in inside:
+            (found if all(same[area] for area in part.where) else changed).append(part)
+        # Those of before are asked for as well: where they are stored is known then to who stores what has changed.
+        held = before.held({part.chunk for part in inside})
+        changed = [part for part in changed if part.chunk in held and self._stays(then, part)]
+        self.pieces = unchanged.plan(self.runs, [part for part in found if part.chunk in held], changed)
         known = [piece for piece in self.pieces if isinstance(piece, unchanged.Part)]
         for part in known if before.check_all else random.sample(known, min(_CHECKED, len(known))):
             self._check(part, before.digest)
+
+    def _stays(self, then: Twin, changed: unchanged.Part) -> bool:
+        """Tell whether a part is to stay as it was cut, and may be stored as what of it has changed.
+
+        Of long runs only one that is partly the same: others are cut by their content, which may be known elsewhere.
+        """
+        (area, *others), now = changed.where, self.twin
+        assert now is not None
+        if others or not unchanged.is_within(area, self._long):
+            return True
+        return unchanged.partly_shared(then.pagemap, now.pagemap, area)
 
     def _check(self, part: unchanged.Part, digest: Callable[[memoryview], bytes]) -> None:
         assert self.twin is not None
@@ -209,7 +226,10 @@ class Copy:
                 if end >= upto:
                     break
                 piece = next(left)
-                begin, end = (end, end + piece) if isinstance(piece, int) else (end + piece.chunk[1],) * 2
+                if isinstance(piece, unchanged.Part):
+                    begin = end = end + piece.chunk[1]
+                else:
+                    begin, end = end, end + (piece if isinstance(piece, int) else piece.before.chunk[1])
             at = upto
 
     def keep(self) -> None:

@@ -11,6 +11,7 @@ The numbers of pages are read from /proc/PID/pagemap, which gives them to root a
 
 from __future__ import annotations
 
+import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from itertools import accumulate
 
 from .pages import PAGE, Area, pieces
 
-__all__ = ["Chunk", "Part", "is_within", "parts", "plan", "shared"]
+__all__ = ["Changed", "Chunk", "Part", "is_within", "partly_shared", "parts", "plan", "shared"]
 
 Chunk = tuple[bytes, int]
 """The hash of some bytes, and how many they are."""
@@ -39,6 +40,13 @@ class Part:
 
     where: tuple[Area, ...]
     chunk: Chunk
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A part of memory of which not all has changed since it was stored."""
+
+    before: Part
 
 
 def parts(
@@ -102,6 +110,15 @@ def shared(before: int, now: int, asked: Iterable[Area]) -> Mapping[Area, bool]:
     return found
 
 
+def partly_shared(before: int, now: int, area: Area) -> bool:
+    """Tell whether a quarter of an area's pages, and more, seem to be the same in two processes, by their pagemaps."""
+    first, second = (memoryview(_read(fd, *area)) for fd in (before, now))
+    if len(first) != len(second):
+        return False
+    changed: int = sum(map(operator.ne, first.cast("Q"), second.cast("Q")))
+    return 4 * changed <= 3 * len(first) // _NUMBER
+
+
 def _spans(areas: Sequence[Area]) -> Iterator[list[Area]]:
     """Yield areas, which are in order, together with their neighbours."""
     span: list[Area] = []
@@ -126,14 +143,16 @@ def _read(pagemap: int, begin: int, end: int) -> bytes:
     return read
 
 
-def plan(runs: Sequence[Area], known: Iterable[Part]) -> list[int | Part]:
+def plan(runs: Sequence[Area], known: Iterable[Part], changed: Iterable[Part] = ()) -> list[int | Part | Changed]:
     """Return how an image with these runs of pages is to be cut: into parts that are known, and sizes of what is not.
 
-    `runs` are in order. A size above `LARGEST_WINDOW` is of a stretch that is to be cut by its content.
+    Parts that are told to have `changed` stay as they were cut. `runs` are in order. A size above `LARGEST_WINDOW`
+    is of a stretch that is to be cut by its content.
     """
-    by_place = {part.where: part for part in known}
+    by_place: dict[tuple[Area, ...], Part | Changed] = {part.where: Changed(part) for part in changed}
+    by_place |= {part.where: part for part in known}
     single = sorted(where[0] for where in by_place if len(where) == 1)
-    found: list[int | Part] = []
+    found: list[int | Part | Changed] = []
     for piece in pieces(runs):
         if (part := by_place.get(piece)) is not None:
             found.append(part)
@@ -144,8 +163,10 @@ def plan(runs: Sequence[Area], known: Iterable[Part]) -> list[int | Part]:
     return found
 
 
-def _divided(run: Area, by_place: Mapping[tuple[Area, ...], Part], single: Sequence[Area]) -> Iterator[int | Part]:
-    """Yield the known parts of a run, and the sizes of what is between them."""
+def _divided(
+    run: Area, by_place: Mapping[tuple[Area, ...], Part | Changed], single: Sequence[Area]
+) -> Iterator[int | Part | Changed]:
+    """Yield the parts of a run of which something is known, and the sizes of what is between them."""
     at, end = run
     for number in range(bisect_right(single, (at, 0)), len(single)):
         begin, upto = single[number]

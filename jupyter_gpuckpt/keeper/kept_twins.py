@@ -19,6 +19,7 @@ from ..linux import memory, processes
 
 if TYPE_CHECKING:
     from ..freeze.memory_copy import Kept  # not at a job's start: it would wait for all that this needs
+    from ..store import Bases
 
 __all__ = ["KeptTwins", "are_worth_it", "is_much"]
 
@@ -58,18 +59,18 @@ class KeptTwins:
 
     def __init__(self) -> None:
         self.written: Sequence[int] = ()
-        self._kept: Kept | None = None
+        self._kept: tuple[Kept, Bases] | None = None
         self._ending: Sequence[int] = ()
         self._watch: asyncio.Task[None] | None = None
 
     @property
     def pids(self) -> list[int]:
         """Those of all twins: processes that are no part of the kernel."""
-        kept = self._kept.twins if self._kept is not None else ()
+        kept = self._kept[0].twins if self._kept is not None else ()
         return [*self.written, *self._ending, *(twin.pid for twin in kept)]
 
-    def hand_over(self) -> Kept | None:
-        """Give them away: they are the caller's to end."""
+    def hand_over(self) -> tuple[Kept, Bases] | None:
+        """Give them away, and what their save has read: they are the caller's to end."""
         kept, self._kept = self._kept, None
         if kept is not None and self._watch is not None:
             self._watch.cancel()
@@ -80,9 +81,9 @@ class KeptTwins:
         if self._ending and self._watch is not None:
             await asyncio.wait([self._watch])
 
-    def keep(self, kept: Kept) -> None:
-        """Keep these until they cost too much."""
-        self._kept = kept
+    def keep(self, kept: Kept, bases: Bases) -> None:
+        """Keep these until they cost too much, and with them what their save has read of the store."""
+        self._kept = kept, bases
         self._watch = asyncio.create_task(self._end_in_time(kept))
 
     async def _end_in_time(self, kept: Kept) -> None:
@@ -94,7 +95,7 @@ class KeptTwins:
             if await asyncio.to_thread(_is_too_much, kept, all_of_it):
                 break
             pause = max(_LOOK, (time.monotonic() - began) * _SHARE)
-        if self._kept is kept:
+        if self._kept is not None and self._kept[0] is kept:
             # They are there for a while yet, and a save must not take them for processes of the kernel's.
             self._kept, self._ending = None, [twin.pid for twin in kept.twins]
             try:

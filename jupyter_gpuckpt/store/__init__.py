@@ -22,7 +22,8 @@ This package knows no process, no CRIU and no Jupyter.
 
 from __future__ import annotations
 
-from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, Chunk, digest, is_zero
+from .chunking import Bases, Piece
+from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, Changed, Chunk, digest, is_zero
 from .committing import name_taken
 from .contents import Contents
 from .extracting import Taker
@@ -44,6 +45,8 @@ __all__ = [
     "HASH_OF_ZEROS",
     "HOLE",
     "MAX_NAME",
+    "Bases",
+    "Changed",
     "Chunk",
     "Collected",
     "Contents",
@@ -51,6 +54,7 @@ __all__ = [
     "Labels",
     "Manifest",
     "Parts",
+    "Piece",
     "Postponed",
     "Progress",
     "Session",

@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from ..errors import StoreError
-from .chunks import CHUNK, HOLE, Chunk, digest, equal_pieces, first_cut, is_zero
-from .codec import encode
+from . import delta
+from .chunks import CHUNK, HOLE, Changed, Chunk, digest, equal_pieces, first_cut, is_zero
+from .codec import DELTA, Bytes, encode
 from .lookup import Lookup
-from .pack import PackWriter
-from .parallel import Tally, run_all
+from .pack import OpenPacks, PackReader, PackWriter
+from .parallel import Job, Tally, run_all
 from .sources import Reader, Source
 
-__all__ = ["Cut", "Piece", "store_files"]
+__all__ = ["Bases", "Cut", "Piece", "store_files"]
 
 Cut = Callable[[Path], Sequence[int] | None]
 """Returns the sizes of the pieces that a file is to be cut into; None leaves it to the store.
@@ -26,8 +27,8 @@ A piece longer than `CHUNK` is memory that may be found elsewhere, by whole page
 its content.
 """
 
-Piece = int | Chunk
-"""A piece of a file: its size, as of those of `Cut`; or the chunk that it is, where that is known."""
+Piece = int | Chunk | Changed
+"""A piece of a file: its size, as of those of `Cut`; the chunk that it is, where that is known; or what it was."""
 
 _BATCH = 8 * 1024 * 1024
 """Bytes of one file that one job reads, about."""
@@ -44,6 +45,42 @@ content, it is nearly always forgotten where the first one began."""
 
 _FREED_FROM = 64 * 1024
 """The size of the pieces, in bytes, that it pays to free one by one."""
+
+_SMALL = 64 * 1024
+"""The size from which on it takes longer to make a delta than to get Python's lock for that, in bytes."""
+
+_PAYS = 0.75
+"""The share that a delta may take of what its chunk would take: whoever reads it reads its base as well."""
+_TINY = 32
+"""Where it takes one part in so many of the chunk's size, it is not looked at what that would take."""
+
+
+_BASES = 32 * 1024 * 1024
+"""Bytes of bases that are kept in memory from one save to the next, at most."""
+
+
+class Bases:
+    """The bytes of small chunks that a save made deltas of, kept so that the next one need not read them again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, bytes] = {}
+        self._used: dict[bytes, bytes] = {}
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes, read: Callable[[], Bytes]) -> Bytes:
+        """Return a chunk that is kept, or that `read` gives. Raises as that."""
+        data = self._used.get(key) or self._kept.get(key) or read()
+        if len(data) < _SMALL:
+            with self._lock:
+                if key not in self._used and self._size + len(data) <= _BASES:
+                    self._used[key] = bytes(data)
+                    self._size += len(data)
+        return data
+
+    def saved(self) -> None:
+        """Keep those that were asked for, and no others."""
+        self._kept, self._used, self._size = self._used, {}, 0
 
 
 @dataclass
@@ -63,18 +100,55 @@ class _Claims:
         return self.known.find(key) is None
 
 
+@dataclass(frozen=True)
+class _Encoder:
+    """Encodes chunks: by themselves, or as deltas of what was there before where that takes less."""
+
+    known: Lookup
+    reader: PackReader
+    bases: Bases
+    packs: OpenPacks | None = None
+    """Those that stay open while one thread encodes."""
+
+    def encode(self, data: memoryview, before: bytes) -> tuple[int, Bytes]:
+        """Return codec and stored bytes of a chunk; `before` is the hash of that of before, or empty."""
+        base = self._base(before) if before else None
+        if base is None:
+            return encode(data)
+        made = delta.make(data, *base)
+        if len(made) * _TINY <= len(data):
+            return DELTA, made
+        codec, stored = encode(data)
+        return (DELTA, made) if len(made) <= _PAYS * len(stored) else (codec, stored)
+
+    def _base(self, key: bytes) -> tuple[bytes, Bytes] | None:
+        """Return hash and bytes of the chunk `key`, or of its base: one that is a delta is none; None without one."""
+        at = self.known.find(key)
+        if at is not None and at.base:
+            key, at = at.base, self.known.found[at.base]
+        if at is None:
+            return None
+        try:
+            return key, self.bases.get(key, partial(self.reader.read, key, at, self.packs))
+        except (OSError, ValueError):
+            return None  # it is damaged: nothing new relies on it
+
+
 def store_files(
     sources: Sequence[Source],
     cut: Cut,
     known: Lookup,
+    reader: PackReader,
     packs: PackWriter,
     report: Callable[[int], None],
     told: Mapping[str, Sequence[Piece]],
+    bases: Bases,
 ) -> dict[str, list[Chunk]]:
     """Return each file as its chunks, all of them in packs and on the disk; `report` gets the bytes done.
 
-    `known` says what the store holds already. Of some files it is `told` how they are cut and which of their chunks are
-    known: of these what the store holds is not read.
+    `known` says what the store holds already, and `reader` reads it. Of some files it is `told` how they are cut, which
+    of their chunks are known, and what was there before others: of the known ones what the store holds is not read.
+    The bytes of `bases` are not read again.
 
     Raises
     ------
@@ -84,21 +158,25 @@ def store_files(
     """
     if unknown := told.keys() - {source.path for source in sources}:
         raise ValueError(f"chunks were told of {', '.join(sorted(unknown))}")
-    claims = _Claims(known)
+    claims, encoder = _Claims(known), _Encoder(known, reader, bases)
     found: dict[str, list[list[Chunk]]] = {}
-    jobs: list[Callable[[Tally], None]] = []
+    jobs: list[Job] = []
+    of_small: list[Job] = []
     # The largest first, so that no thread is left alone with one at the end.
     for source in sorted(sources, key=lambda s: -s.size):
         batches = found[source.path] = []
         for offset, batch in _batches(_pieces(source, cut, told)):
             if len(batch) > 1 or _size(batch[0]) <= CHUNK:
                 batches.append([])
-                jobs.append(partial(_store, source, offset, batch, claims, packs, batches[-1]))
+                job = partial(_store, source, offset, batch, claims, encoder, packs, batches[-1])
+                (of_small if _are_small_deltas(batch) else jobs).append(job)
                 continue
             piece = _LongPiece(source, offset, offset + _size(batch[0]))
             for number in range(piece.stretches):
                 batches.append([])
-                jobs.append(partial(_store_stretch, piece, number, claims, packs, batches[-1]))
+                jobs.append(partial(_store_stretch, piece, number, claims, encoder, packs, batches[-1]))
+    if of_small:
+        jobs.insert(0, partial(_one_after_the_other, of_small))
     run_all(jobs, report)
     packs.finish()
     return {path: _joined(batches) for path, batches in found.items()}
@@ -111,6 +189,20 @@ def _pieces(source: Source, cut: Cut, told: Mapping[str, Sequence[Piece]]) -> Se
         return told[source.path]
     pieces = cut(source.file)
     return pieces if pieces is not None and sum(pieces) == source.size else equal_pieces(source.size)
+
+
+def _are_small_deltas(batch: Sequence[Piece]) -> bool:
+    """Tell whether a batch has small pieces of which deltas may be made.
+
+    Threads that do that take turns with Python's lock so often that two of them need half as long again as one.
+    """
+    sizes = [piece.size for piece in batch if isinstance(piece, Changed)]
+    return bool(sizes) and sum(sizes) < len(sizes) * _SMALL
+
+
+def _one_after_the_other(jobs: Iterable[Job], tally: Tally) -> None:
+    for job in jobs:
+        job(tally)
 
 
 def _size(piece: Piece) -> int:
@@ -173,22 +265,25 @@ def _store(
     offset: int,
     pieces: Sequence[Piece],
     claims: _Claims,
+    encoder: _Encoder,
     packs: PackWriter,
     into: list[Chunk],
     tally: Tally,
 ) -> None:
     end = offset
-    with Reader(source) as reader:
+    with Reader(source) as reader, encoder.reader.opened() as opened:
+        encoder = replace(encoder, packs=opened)
         for number, piece in enumerate(pieces):
             size = _size(piece)
             if isinstance(piece, Chunk):
                 chunk = piece
                 if chunk.hash != HOLE and claims.known.find(chunk.hash) is None:
-                    _put_known(reader.view(offset, size, offset + size), chunk, claims, packs)
+                    _put_known(reader.view(offset, size, offset + size), chunk, claims, encoder, packs)
             else:
                 if offset >= end:  # up to the next that is known, where there may be nothing to be read
                     end = offset + _up_to_a_known(itertools.islice(pieces, number, None))
-                chunk = _put(reader.view(offset, size, end), claims, packs)
+                before = piece.before if isinstance(piece, Changed) else b""
+                chunk = _put(reader.view(offset, size, end), claims, encoder, packs, before)
                 if size >= _FREED_FROM:
                     reader.free(offset, size)
             into.append(chunk)
@@ -202,12 +297,12 @@ def _up_to_a_known(pieces: Iterable[Piece]) -> int:
     for piece in pieces:
         if isinstance(piece, Chunk):
             break
-        size += piece
+        size += _size(piece)
     return size
 
 
-def _put_known(data: memoryview, chunk: Chunk, claims: _Claims, packs: PackWriter) -> None:
-    if _put(data, claims, packs) != chunk:
+def _put_known(data: memoryview, chunk: Chunk, claims: _Claims, encoder: _Encoder, packs: PackWriter) -> None:
+    if _put(data, claims, encoder, packs) != chunk:
         raise StoreError(
             "The snapshot could not be stored.",
             "Memory does not have the hash that was computed of it before.",
@@ -216,25 +311,31 @@ def _put_known(data: memoryview, chunk: Chunk, claims: _Claims, packs: PackWrite
 
 
 def _store_stretch(
-    piece: _LongPiece, number: int, claims: _Claims, packs: PackWriter, into: list[Chunk], tally: Tally
+    piece: _LongPiece,
+    number: int,
+    claims: _Claims,
+    encoder: _Encoder,
+    packs: PackWriter,
+    into: list[Chunk],
+    tally: Tally,
 ) -> None:
     with Reader(piece.source) as reader:
         offset, end = piece.stretch(reader, number)
         while offset < end:
             data = reader.view(offset, min(CHUNK, end - offset), end)
             data = data[: first_cut(data)]
-            into.append(_put(data, claims, packs))
+            into.append(_put(data, claims, encoder, packs))
             reader.free(offset, len(data))
             offset += len(data)
             tally.add(len(data))
 
 
-def _put(data: memoryview, claims: _Claims, packs: PackWriter) -> Chunk:
+def _put(data: memoryview, claims: _Claims, encoder: _Encoder, packs: PackWriter, before: bytes = b"") -> Chunk:
     if is_zero(data):
         return Chunk(HOLE, len(data))
     chunk = Chunk(digest(data), len(data))
     if claims.take(chunk.hash):
-        codec, stored = encode(data)
+        codec, stored = encoder.encode(data, before)
         packs.put(chunk.hash, chunk.size, codec, stored)
     return chunk
 

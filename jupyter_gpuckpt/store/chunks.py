@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-__all__ = ["CHUNK", "HASH_OF_ZEROS", "HOLE", "Chunk", "chunk_of", "digest", "equal_pieces", "is_zero"]
+__all__ = ["CHUNK", "HASH_OF_ZEROS", "HOLE", "Changed", "Chunk", "chunk_of", "digest", "equal_pieces", "is_zero"]
 
 CHUNK = 2 * 1024 * 1024
 """The most that a chunk holds, in bytes."""
@@ -32,6 +32,16 @@ class Chunk(NamedTuple):
 
     hash: bytes
     size: int
+
+
+class Changed(NamedTuple):
+    """A part of a file, of at most `CHUNK` bytes: how many they are, and the hash of the chunk that was there before.
+
+    That is no hole, and part of it may be the same.
+    """
+
+    size: int
+    before: bytes
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:

@@ -10,12 +10,15 @@ import threading
 
 import zstandard
 
-__all__ = ["KNOWN", "RAW", "ZSTD", "Bytes", "decode", "encode"]
+__all__ = ["DELTA", "KNOWN", "RAW", "ZSTD", "Bytes", "compressor", "decode", "decompressor", "encode"]
 
 Bytes = bytes | bytearray | memoryview
 
 RAW, ZSTD = 0, 1
 KNOWN = (RAW, ZSTD)
+
+DELTA = 2
+"""That of `store.delta`, which takes another chunk; the other two are of chunks by themselves."""
 
 _LEVEL = 1
 _SLICE = 4096
@@ -28,7 +31,7 @@ _local = threading.local()
 
 def encode(data: bytes | bytearray | memoryview) -> tuple[int, bytes | bytearray | memoryview]:
     """Return how a chunk is to be stored: the codec, and the bytes."""
-    compress = _compressor().compress
+    compress = compressor().compress
     if len(data) > 2 * _SLICES * _SLICE:
         step = len(data) // _SLICES
         sample = b"".join(bytes(data[at : at + _SLICE]) for at in range(0, step * _SLICES, step))
@@ -55,7 +58,7 @@ def decode(codec: int, stored: Bytes, size: int, room: memoryview | None = None)
             # Asked first: the library would make room for whatever size the frame claims.
             if zstandard.get_frame_parameters(stored).content_size != size:
                 raise ValueError("its compressed size is not the chunk's")
-            found = _decompressor().decompress(stored) if room is None else _decompressed_into(room, stored)
+            found = decompressor().decompress(stored) if room is None else _decompressed_into(room, stored)
         except zstandard.ZstdError as e:
             raise ValueError(str(e)) from e
     else:
@@ -68,7 +71,7 @@ def decode(codec: int, stored: Bytes, size: int, room: memoryview | None = None)
 def _decompressed_into(room: memoryview, stored: Bytes) -> memoryview:
     """Fill `room`, and return what of it was filled."""
     done = 0
-    with _decompressor().stream_reader(stored) as reader:
+    with decompressor().stream_reader(stored) as reader:
         while done < len(room) and (got := reader.readinto(room[done:])):
             done += got
     return room if done == len(room) else room[:done]
@@ -77,14 +80,16 @@ def _decompressed_into(room: memoryview, stored: Bytes) -> memoryview:
 # One for each thread: they are not to be shared, and making one costs more than compressing a page.
 
 
-def _compressor() -> zstandard.ZstdCompressor:
+def compressor() -> zstandard.ZstdCompressor:
+    """Return this thread's."""
     if not hasattr(_local, "compressor"):
         _local.compressor = zstandard.ZstdCompressor(level=_LEVEL)
     found: zstandard.ZstdCompressor = _local.compressor
     return found
 
 
-def _decompressor() -> zstandard.ZstdDecompressor:
+def decompressor() -> zstandard.ZstdDecompressor:
+    """Return this thread's."""
     if not hasattr(_local, "decompressor"):
         _local.decompressor = zstandard.ZstdDecompressor()
     found: zstandard.ZstdDecompressor = _local.decompressor

@@ -31,6 +31,9 @@ def name_taken(name: str, *, replaceable: bool = True) -> NameTaken:
 def changing(layout: Layout) -> Iterator[None]:
     """Have nobody else remove or replace a manifest meanwhile. Raises `OSError`."""
     lock = Lock.wait(layout.mark)  # a file that is there: a full disk must not keep anybody from removing
+    while not lock.stands():  # another mark was put in its place meanwhile
+        lock.release()
+        lock = Lock.wait(layout.mark)
     try:
         yield
     finally:

@@ -94,7 +94,7 @@ def fill(
     Damaged : a byte is not the one that was saved; nothing that was written or taken may be used then.
     OSError : they cannot be written.
     """
-    filling = _Filling(manifest, PackReader(layout.packs), index)
+    filling = _Filling(manifest, PackReader(layout.packs, index), index)
     jobs: list[Job] = []
     last: list[Job] = []
     # The largest first, so that no thread is left alone with one at the end.

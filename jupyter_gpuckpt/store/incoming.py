@@ -17,7 +17,7 @@ from .committing import Commit
 from .contents import Contents
 from .durable import sync_file, sync_folder, write_new
 from .failures import storing
-from .index import DamagedPart, Index, from_packs, named_packs, pack_sizes, write_part
+from .index import DamagedPart, Index, from_packs, merge, named_packs, pack_sizes, with_bases, write_part
 from .layout import Layout
 from .lookup import Lookup
 from .manifest import Manifest
@@ -103,8 +103,8 @@ class Incoming:
             self._adopt(wanted)
             known = Lookup(self._layout)
             places = {key: known.find(key) for key in wanted}
-            self._found = {key: at for key, at in places.items() if at is not None and at.size == wanted[key]}
-        return wanted.keys() - self._found.keys()
+            self._found = known.found
+        return {key for key, at in places.items() if at is None or at.size != wanted[key]}
 
     def sizes(self) -> dict[bytes, int]:
         """Return the size of each chunk of the snapshot, in bytes."""
@@ -122,7 +122,8 @@ class Incoming:
             left = [p for p in pack_sizes(self._layout) if p not in named and session_of(p) not in at_work]
             told = from_packs(self._layout, left)
             # Others may come to rely on what the index names: it must be right, and on the disk.
-            whole = self._whole({key: at for key, at in told.items() if wanted.get(key) == at.size})
+            # Deltas are of a save that was broken off, and their bases may be gone.
+            whole = self._whole({key: at for key, at in told.items() if wanted.get(key) == at.size and not at.base})
             if whole:
                 for pack in {at.pack for at in whole.values()}:
                     sync_file(self._layout.packs / pack)
@@ -166,7 +167,7 @@ class Incoming:
         NameTaken : another writer was first.
         StoreError : the disk refused; as `Writer.commit`.
         """
-        known = {**self._found, **self._packs.placed}
+        known = merge({**self._found}, self._packs.placed)
         lost = [chunk for chunk in self._contents.chunks() if not _is_there(known.get(chunk.hash), chunk.size)]
         if lost:
             raise Damaged(
@@ -178,7 +179,7 @@ class Incoming:
         layout, snapshot_id = self._layout, self._manifest.id
         with storing(self._failed, layout.root):
             self._packs.finish()
-            self._write_part({chunk.hash: known[chunk.hash] for chunk in self._contents.chunks()})
+            self._write_part(with_bases(known, (chunk.hash for chunk in self._contents.chunks())))
             layout.contents_of(snapshot_id).unlink(missing_ok=True)  # of a broken-off attempt
             write_new(layout.contents_of(snapshot_id), self._raw_contents)
             sync_folder(layout.contents)

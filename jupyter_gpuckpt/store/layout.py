@@ -23,10 +23,16 @@ from .durable import (
 from .failures import storing
 from .manifest import FORMAT, check_format
 from .names import is_id, is_pack, session_of
+from .sessions import Lock
 
 __all__ = ["Layout"]
 
-_MARK = json.dumps({"features": [], "format": FORMAT}, separators=(",", ":")).encode() + b"\n"
+_DELTAS = "deltas"
+"""The feature of a store in which chunks may be deltas. Snapshots that leave it have none."""
+_MARK, _MARK_WITH_DELTAS = (
+    json.dumps({"features": features, "format": FORMAT}, separators=(",", ":")).encode() + b"\n"
+    for features in ([], [_DELTAS])
+)
 _MARK_LIMIT = 64 * 1024
 _SUFFIX = ".json"
 _DRAFT = ".tmp"
@@ -199,24 +205,46 @@ class Layout:
             sync_folder(self.root)
             sync_folder(self.root.parent)
             # The mark comes last: where it is, everything above it is known to be on the disk.
-            draft = self.root / f"format.{uuid.uuid4().hex}{_DRAFT}"
-            write_new(draft, _MARK)
-            with suppress(FileNotFoundError):  # swept by another process, which was first
-                draft.rename(self.mark)
-            sync_folder(self.root)
+            self._write_mark(_MARK)
+
+    def allow_deltas(self) -> None:
+        """Have the store's mark say that chunks may be deltas, on the disk: versions that know none refuse it then.
+
+        Raises
+        ------
+        Incompatible, Damaged : it is no mark of this version any more.
+        OSError : it cannot be read or written.
+        """
+        while read_small(self.mark, _MARK_LIMIT) != _MARK_WITH_DELTAS:
+            # Whoever has the lock of the mark must not lose it to another: `committing.changing`.
+            lock = Lock.wait(self.mark)
+            try:
+                if lock.stands() and self._marked():
+                    self._write_mark(_MARK_WITH_DELTAS)
+            finally:
+                lock.release()
+
+    def _write_mark(self, mark: bytes) -> None:
+        draft = self.root / f"format.{uuid.uuid4().hex}{_DRAFT}"
+        write_new(draft, mark)
+        with suppress(FileNotFoundError):  # swept by another process
+            draft.rename(self.mark)
+        sync_folder(self.root)
 
     def _marked(self) -> bool:
         try:
             raw = read_small(self.mark, _MARK_LIMIT)
         except FileNotFoundError:
             return False
-        if raw == _MARK:
+        if raw in (_MARK, _MARK_WITH_DELTAS):
             return True
         try:
             found = json.loads(raw)
         except (ValueError, RecursionError):
             found = None
         if isinstance(found, dict):
+            if isinstance(features := found.get("features"), list):
+                found = {**found, "features": [feature for feature in features if feature != _DELTAS]}
             check_format(found, f"The store in {self.root}")
         raise Damaged(
             "The store's format file is damaged.",

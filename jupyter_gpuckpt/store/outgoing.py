@@ -1,10 +1,13 @@
-"""A snapshot that is to leave the store: what it is made of, and its chunks as they are stored, each verified."""
+"""A snapshot that is to leave the store: what it is made of, and its chunks as they are stored, each verified.
+
+What is a delta here is sent by itself: so no delta is anywhere else, and none is there without its base.
+"""
 
 from __future__ import annotations
 
 from types import TracebackType
 
-from .codec import Bytes
+from .codec import Bytes, encode
 from .contents import Contents
 from .index import Index
 from .layout import Layout
@@ -25,24 +28,39 @@ class Outgoing:
         self.raw = raw
         """The manifest as it lies in the store, with its signature."""
         self._session = session
-        self._packs = PackReader(layout.packs)
+        self._sent: Index = {}
+        """As what deltas are sent."""
         try:
             self.raw_contents = raw_contents(layout, manifest)
             self.contents: Contents = parse_contents(manifest, self.raw_contents)
             self._index: Index = locate(layout, manifest, self.contents)
+            self._packs = PackReader(layout.packs, self._index)
+            self._prepare()
         except BaseException:
             self.close()
             raise
 
+    def _prepare(self) -> None:
+        """Find out how long the deltas are by themselves: that is said before they are sent. Raises `Damaged`."""
+        for key in {chunk.hash for chunk in self.contents.chunks()}:
+            if (at := self._index[key]).base:
+                codec, stored = self._by_itself(key, at)
+                self._sent[key] = at._replace(stored=len(stored), codec=codec, base=b"")
+
     def chunks(self) -> dict[bytes, Location]:
-        """Return where each chunk lies, in the order in which the files need them."""
-        return {chunk.hash: self._index[chunk.hash] for chunk in self.contents.chunks()}
+        """Return as what each chunk is sent, in the order in which the files need them."""
+        keys = (chunk.hash for chunk in self.contents.chunks())
+        return {key: self._sent.get(key) or self._index[key] for key in keys}
 
     def stored(self, key: bytes) -> Bytes:
-        """Return a chunk as it is stored, good until this thread reads the next. Raises `Damaged`."""
+        """Return a chunk as it is sent, good until this thread reads the next. Raises `Damaged`."""
         at = self._index[key]
+        return self._by_itself(key, at)[1]
+
+    def _by_itself(self, key: bytes, at: Location) -> tuple[int, Bytes]:
+        """Return codec and stored bytes of a chunk that is no delta. Raises `Damaged`."""
         try:
-            return self._packs.stored(key, at)
+            return encode(memoryview(self._packs.read(key, at))) if at.base else (at.codec, self._packs.stored(key, at))
         except (OSError, ValueError) as e:
             why = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
             raise damage(self.manifest, "", f"chunk {key.hex()[:16]} in pack {at.pack}: {why}") from e

@@ -1,9 +1,9 @@
 """Packs: files that hold many chunks, each behind a header that says what it is.
 
 A pack is `MAGIC`, then entries without gaps: a header (``magic, codec, stored size, size, hash``: 4, 1 with 3 of
-padding, 4, 4 and 32 bytes, little-endian) and the stored bytes. So the index can be made again from
-the packs. A pack
-is written once, by one session whose id its name begins with, and never changed.
+padding, 4, 4 and 32 bytes, little-endian) and the stored bytes, which begin with the hash of another chunk where they
+are a delta. So the index can be made again from the packs. A pack is written once, by one session whose id its name
+begins with, and never changed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from . import delta
 from .chunks import CHUNK, digest
-from .codec import KNOWN, RAW, Bytes, decode
+from .codec import DELTA, KNOWN, RAW, Bytes, decode
 from .durable import FILE_MODE, start_writing, sync_folder, write_at
 from .names import pack_name
 
@@ -47,6 +49,9 @@ _ENTRY_MAGIC = b"CHNK"
 HEADER = _ENTRY.size
 """Bytes that a chunk takes in a pack beside those that are stored."""
 
+_SMALL = 64 * 1024
+"""Bytes up to which it takes longer to fill memory that is there than to have the library make room."""
+
 _local = threading.local()
 
 
@@ -58,6 +63,8 @@ class Location(NamedTuple):
     stored: int
     size: int
     codec: int
+    base: bytes = b""
+    """The hash of the chunk that it is a delta of, which is none; empty where it is stored by itself."""
 
     @property
     def taken(self) -> int:
@@ -123,7 +130,7 @@ class PackWriter:
         if done:
             self._end(pack)
         with self._lock:
-            self.placed[key] = Location(pack.name, at + len(header), len(stored), size, codec)
+            self.placed[key] = _location(pack.name, at + len(header), len(stored), size, codec, stored)
 
     def _begin(self) -> _Open:
         self._packs += 1
@@ -178,8 +185,10 @@ class PackBuilder:
 class PackReader:
     """Reads chunks, each of them verified; many threads may read at the same time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, index: Mapping[bytes, Location] = MappingProxyType({})) -> None:
+        """Read from the packs in `folder`; `index` says where the chunks are that others are deltas of."""
         self._folder = folder
+        self._index = index
 
     def read(self, key: bytes, at: Location, packs: OpenPacks | None = None) -> Bytes:
         """Return the bytes of a chunk, good until this thread reads the next.
@@ -211,9 +220,34 @@ class PackReader:
     ) -> tuple[Bytes, Bytes]:
         with nullcontext(packs) if packs is not None else self.opened() as opened:
             try:
-                return _read(opened, key, at, room, fresh=False)
+                return self._read(opened, key, at, room, fresh=False)
             except (OSError, ValueError):
-                return _read(opened, key, at, room, fresh=True)
+                return self._read(opened, key, at, room, fresh=True)
+
+    def _read(
+        self, packs: OpenPacks, key: bytes, at: Location, room: memoryview | None, *, fresh: bool
+    ) -> tuple[Bytes, Bytes]:
+        """Return a chunk as it is stored, and its bytes, which are in `room` where there is one."""
+        if at.codec != DELTA:
+            return _read(packs, key, at, room, fresh=fresh)
+        where = self._index.get(at.base)
+        if where is None or where.codec == DELTA:
+            raise ValueError(f"{_named(at.base)} is not in the packs")
+        try:
+            base = _read(packs, at.base, where, None, fresh=fresh, of="base")[1]
+        except (OSError, ValueError) as e:
+            raise ValueError(f"{_named(at.base)}, in pack {where.pack}, cannot be used: {e}") from e
+        stored = _stored(packs, at, _buffer("stored", at.stored), fresh=fresh)
+        if delta.base_of(stored) != at.base:
+            raise ValueError("it is a delta of another chunk than the index says")
+        data = delta.apply(stored, base, _buffer("decoded", at.size) if room is None else room)
+        if digest(data) != key:
+            raise ValueError("its bytes do not have the hash of those that were saved")
+        return stored, data
+
+
+def _named(base: bytes) -> str:
+    return f"the chunk {base.hex()[:16]} that it is a delta of"
 
 
 class OpenPacks:
@@ -238,18 +272,35 @@ class OpenPacks:
         self._fds.clear()
 
 
-def _read(packs: OpenPacks, key: bytes, at: Location, room: memoryview | None, *, fresh: bool) -> tuple[Bytes, Bytes]:
-    """Return a chunk as it is stored, and its bytes, which are in `room` where there is one."""
+def _read(
+    packs: OpenPacks,
+    key: bytes,
+    at: Location,
+    room: memoryview | None,
+    *,
+    fresh: bool,
+    of: Literal["decoded", "base"] = "decoded",
+) -> tuple[Bytes, Bytes]:
+    """Return a chunk that is stored by itself, as it is stored, and its bytes, which are in `room` where there is one.
+
+    Where there is none they are in this thread's room for what is `of` that kind, or in fresh memory.
+    """
+    if room is None and (at.codec == RAW or at.size > _SMALL):
+        room = _buffer(of, at.size)
+    stored = _stored(
+        packs, at, room if room is not None and at.codec == RAW else _buffer("stored", at.stored), fresh=fresh
+    )
+    return stored, verified(key, at.codec, stored, at.size, room)
+
+
+def _stored(packs: OpenPacks, at: Location, room: memoryview, *, fresh: bool) -> memoryview:
+    """Fill `room` with a chunk as it is stored, and return it."""
     fd = packs.open(at.pack)
     if fresh:
         os.posix_fadvise(fd, at.offset, at.stored, os.POSIX_FADV_DONTNEED)
-    stored: Bytes
-    stored = room if room is not None and at.codec == RAW else _buffer("stored", at.stored)
-    if os.preadv(fd, [stored], at.offset) != at.stored:
+    if os.preadv(fd, [room], at.offset) != at.stored:
         raise ValueError("the pack ends before its end")
-    if room is None and at.codec != RAW:
-        room = _buffer("decoded", at.size)
-    return stored, verified(key, at.codec, stored, at.size, room)
+    return room
 
 
 def verified(key: bytes, codec: int, stored: Bytes, size: int, room: memoryview | None = None) -> Bytes:
@@ -265,7 +316,7 @@ def verified(key: bytes, codec: int, stored: Bytes, size: int, room: memoryview 
     return data
 
 
-def _buffer(of: Literal["stored", "decoded"], size: int) -> memoryview:
+def _buffer(of: Literal["stored", "decoded", "base"], size: int) -> memoryview:
     """Return this thread's room for `size` bytes, always the same for a chunk: fresh memory costs more than hashing it.
 
     Where many threads read, it costs more than all else: each time all of them wait for the map of their memory.
@@ -294,7 +345,8 @@ def entries(path: Path) -> Iterator[tuple[bytes, Location]]:
             at += _ENTRY.size
             if magic != _ENTRY_MAGIC or not plausible(codec, stored, size) or at + stored > end:
                 return
-            yield key, Location(path.name, at, stored, size, codec)
+            begin = os.pread(fd, delta.LEAST, at) if codec == DELTA else b""
+            yield key, _location(path.name, at, stored, size, codec, begin)
             at += stored
     finally:
         os.close(fd)
@@ -302,6 +354,13 @@ def entries(path: Path) -> Iterator[tuple[bytes, Location]]:
 
 def plausible(codec: int, stored: int, size: int) -> bool:
     """Tell whether a chunk can have these sizes."""
-    if codec not in KNOWN or not 0 < size <= CHUNK:
+    if not 0 < size <= CHUNK:
         return False
-    return stored == size if codec == RAW else 0 < stored < size
+    if codec == DELTA:
+        return delta.LEAST <= stored < size
+    return codec in KNOWN and (stored == size if codec == RAW else 0 < stored < size)
+
+
+def _location(pack: str, offset: int, stored: int, size: int, codec: int, begin: Bytes) -> Location:
+    """Return the location of a chunk of which the stored bytes begin so."""
+    return Location(pack, offset, stored, size, codec, delta.base_of(begin) if codec == DELTA else b"")

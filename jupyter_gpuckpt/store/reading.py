@@ -15,7 +15,7 @@ from .chunks import HOLE, Chunk, digest
 from .codec import Bytes
 from .contents import MAX_SIZE, Contents
 from .durable import read_small
-from .index import DamagedPart, Index, Part, from_packs, open_part, read_index, sizes_of
+from .index import DamagedPart, Index, Part, from_packs, merge, open_part, read_index, sizes_of
 from .layout import Layout
 from .manifest import Manifest
 from .pack import Location, PackReader
@@ -95,6 +95,8 @@ def raw_contents(layout: Layout, manifest: Manifest) -> bytes:
 def locate(layout: Layout, manifest: Manifest, contents: Contents) -> Index:
     """Return where the chunks of a snapshot are: by its own part of the index, all parts, or the packs themselves.
 
+    The bases of those that are deltas are there as well.
+
     Raises
     ------
     Damaged : a chunk is nowhere.
@@ -109,7 +111,7 @@ def locate(layout: Layout, manifest: Manifest, contents: Contents) -> Index:
         if not missing(contents, index, sizes):
             return index
     sizes = sizes_of(layout, layout.pack_names(), fresh=True)
-    index = {**from_packs(layout, sizes), **read_index(layout)}
+    index = merge(from_packs(layout, sizes), read_index(layout))
     for path, chunk in missing(contents, index, sizes):
         raise damage(manifest, path, f"its chunk {chunk.hash.hex()[:16]} is missing from the packs")
     return index
@@ -120,7 +122,9 @@ def _located_by(part: Part, snapshot_id: str, contents: Contents) -> Index:
     try:
         if len(keys) * _FEW > len(part):
             return part.index()
-        return {key: at for key in keys if (at := part.get(key)) is not None}
+        found = {key: at for key in keys if (at := part.get(key)) is not None}
+        bases = {at.base for at in found.values() if at.base}
+        return merge(found, {key: at for key in bases if (at := part.get(key)) is not None})
     except ValueError as e:
         raise DamagedPart(snapshot_id) from e
 
@@ -134,12 +138,20 @@ def missing(contents: Contents, index: Index, sizes: Mapping[str, int]) -> list[
         (path, chunk)
         for path, chunks in contents.files.items()
         for chunk in chunks
-        if chunk.hash != HOLE and not _is_there(index.get(chunk.hash), chunk, sizes)
+        if chunk.hash != HOLE and not _is_there(chunk, index, sizes)
     ]
 
 
-def _is_there(at: Location | None, chunk: Chunk, sizes: Mapping[str, int]) -> bool:
-    return at is not None and at.size == chunk.size and at.offset + at.stored <= sizes.get(at.pack, 0)
+def _is_there(chunk: Chunk, index: Mapping[bytes, Location], sizes: Mapping[str, int]) -> bool:
+    at = index.get(chunk.hash)
+    if at is None or at.size != chunk.size or not _reaches(at, sizes):
+        return False
+    base = index.get(at.base) if at.base else None
+    return not at.base or (base is not None and not base.base and _reaches(base, sizes))
+
+
+def _reaches(at: Location, sizes: Mapping[str, int]) -> bool:
+    return at.offset + at.stored <= sizes.get(at.pack, 0)
 
 
 def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: Index) -> dict[str, bytes]:
@@ -152,7 +164,7 @@ def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: In
     for path in contents.files:
         if contents.size_of(path) > _MAX_WHOLE:
             raise damage(manifest, path, f"it has {contents.size_of(path)} bytes, more than such a file ever has")
-    reader = PackReader(layout.packs)
+    reader = PackReader(layout.packs, index)
     return {
         path: b"".join(
             bytes(chunk.size)
@@ -169,7 +181,7 @@ class Parts:
 
     def __init__(self, layout: Layout, manifest: Manifest, contents: Contents, index: Index) -> None:
         self._manifest, self._files, self._index = manifest, contents.files, index
-        self._reader = PackReader(layout.packs)
+        self._reader = PackReader(layout.packs, index)
         self._ends: dict[str, list[int]] = {}
         self._last = (HOLE, b"")
 

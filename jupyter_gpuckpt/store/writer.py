@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -32,18 +32,18 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import NameTaken, StoreError
-from .chunking import Cut, Piece, store_files
-from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, Chunk, chunk_of, digest
+from .chunking import Bases, Cut, Piece, store_files
+from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, Changed, Chunk, chunk_of, digest
 from .committing import Commit
 from .contents import Contents
 from .durable import make_folder, sync_folder, write_at, write_new
 from .failures import storing
-from .index import write_part
+from .index import Index, merge, with_bases, write_part
 from .layout import Layout
 from .lookup import Lookup
 from .manifest import Manifest
 from .names import is_plain_path
-from .pack import Location, PackReader, PackWriter
+from .pack import PackReader, PackWriter
 from .parallel import Progress
 from .reading import read_contents
 from .sessions import Session
@@ -93,7 +93,10 @@ class Writer:
             self._files: list[Source] = []
             self._told: dict[str, Sequence[Piece]] = {}
             self._contents = Contents({})
-            self._held: dict[bytes, Location] = {}
+            self._held: Index = {}
+            self._known: Lookup | None = None
+            self.bases = Bases()
+            """What is in memory of chunks that others are deltas of; may be replaced by those of the save before."""
             self._packs = PackWriter(layout.packs, self.id, room)
             self._commit = Commit(layout, name, self.id, replace=replace)
             try:
@@ -126,17 +129,23 @@ class Writer:
         """Say how the file `path` is cut, and which of its chunks are known.
 
         The file need not have those that the store holds, nor zeros. Of the others that are known, what is read is held
-        against them.
+        against them. Of pieces of which it is told what was there before, the store may keep what has changed alone.
         """
         self._told[path] = pieces
 
-    def holds(self, chunks: Iterable[Chunk]) -> set[Chunk]:
+    def holds(self, chunks: Collection[Chunk]) -> set[Chunk]:
         """Return those of the chunks that the store has, until this writer is closed. Raises `StoreError`."""
         with storing(f"The snapshot {self._name} cannot be written.", self._layout.root):
-            known = Lookup(self._layout)
+            known = self._lookup()
+            known.find_all(chunk.hash for chunk in chunks)
             found = {chunk for chunk in chunks if chunk.hash == HOLE or known.find(chunk.hash) is not None}
-        self._held.update(known.found)
+        merge(self._held, known.found)
         return found
+
+    def _lookup(self) -> Lookup:
+        if self._known is None:
+            self._known = Lookup(self._layout)
+        return self._known
 
     def held_of(self, manifest: Manifest | None, paths: Callable[[str], bool]) -> list[bytes]:
         """Return the hashes of chunks of `CHUNK` bytes of another snapshot's files that the store holds, and of zeros.
@@ -146,10 +155,11 @@ class Writer:
         files = read_contents(self._layout, manifest).files if manifest is not None else {}
         keys = {chunk.hash for path in files if paths(path) for chunk in files[path] if chunk.size == CHUNK}
         with storing(f"The snapshot {self._name} cannot be written.", self._layout.root):
-            known = Lookup(self._layout)
+            known = self._lookup()
+            known.find_all(keys)
             found = [key for key in keys if key != HOLE and known.find(key) is not None]
         # The packs stay, but the part of the index goes with that snapshot.
-        self._held.update(known.found)
+        merge(self._held, known.found)
         return [HASH_OF_ZEROS, *found]
 
     def put_back(self, file: Path, keys: Sequence[bytes]) -> None:
@@ -160,7 +170,7 @@ class Writer:
         StoreError, ValueError : they could not be read or written, or are damaged.
         """
         with storing("GPU memory could not be read from the store.", self._layout.root):
-            reader = PackReader(self._layout.packs)
+            reader = PackReader(self._layout.packs, self._held)
             fd = os.open(file, os.O_WRONLY | os.O_NOFOLLOW)
             try:
                 for number, key in enumerate(keys):
@@ -281,14 +291,16 @@ class Writer:
         sources = [source for inside, folder in self._folders.items() for source in self._survey(folder, inside)]
         sources += self._files
         total = sum(source.size for source in sources)
-        known = Lookup(self._layout)
-        known.found.update(self._held)
+        known = self._lookup()
+        merge(known.found, self._held)
+        if any(isinstance(piece, Changed) for pieces in self._told.values() for piece in pieces):
+            self._layout.allow_deltas()
         report = (lambda done: progress("store", done, total)) if progress else (lambda _: None)
-        contents = Contents(store_files(sources, cut, known, self._packs, report, self._told))
+        reader = PackReader(self._layout.packs)
+        contents = Contents(store_files(sources, cut, known, reader, self._packs, report, self._told, self.bases))
         # Also those that were there before: a collection may be about to delete what no other snapshot needs.
-        where = {**known.found, **self._packs.placed}
-        chunks = {chunk.hash: where[chunk.hash] for chunk in contents.chunks()}
-        write_part(self._layout, self.id, chunks, self.id)
+        where = merge(known.found, self._packs.placed)
+        write_part(self._layout, self.id, with_bases(where, (chunk.hash for chunk in contents.chunks())), self.id)
         return contents
 
     def _survey(self, top: Path, inside: str) -> list[Source]:

@@ -7,6 +7,7 @@ forked from a process that has no other threads.
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import sys
 import tempfile
@@ -20,21 +21,31 @@ from store_helpers import ABOUT, abandon, fill, litter, read_back
 from system_calls import CHANGES, Fault, Run, run
 
 from jupyter_gpuckpt.errors import NameTaken, NoSuchSnapshot
-from jupyter_gpuckpt.store import Store, Writer, hints
+from jupyter_gpuckpt.store import Changed, Piece, Store, Writer, hints
 from jupyter_gpuckpt.store.upkeep.retention import keep_last
 
-PIECE = 100
-BLOCKS = [bytes(PIECE), *(bytes([letter]) * (PIECE - 1) + b"." for letter in b"abcdef")]
+PAGE = 4096
+PIECE = 4 * PAGE
+_SAME = random.Random(1).randbytes(PIECE - PAGE)
+BLOCKS = [bytes(PIECE), *(_SAME + random.Random(n).randbytes(PAGE) for n in range(12))]
+"""All but the first are alike in most pages: one can be a delta of another."""
 NAMES = st.sampled_from("xyz")
 CONTENT = st.dictionaries(
     st.sampled_from(["pages", "core", "deep/er"]),
-    st.lists(st.sampled_from(BLOCKS), max_size=5).map(b"".join),
+    st.lists(st.integers(0, len(BLOCKS) - 1), max_size=5).map(lambda numbers: b"".join(BLOCKS[n] for n in numbers)),
     max_size=3,
 )
 hints._MANY_PARTS = 2
-KILLED_AT = st.none() | st.integers(0, 70)
+KILLED_AT = st.none() | st.integers(0, 80)
 
 Files = dict[str, bytes]
+
+
+def tell(store: Store, writer: Writer, files: Files, over: str) -> None:
+    before = list(store.contents(store.get(over)).chunks())
+    for path in files:
+        pieces: list[Piece] = [Changed(PIECE, before[n % len(before)].hash) if before else PIECE for n in range(5)]
+        writer.tell(path, pieces[: len(files[path]) // PIECE])
 
 
 class Machine(RuleBasedStateMachine):
@@ -71,11 +82,15 @@ class Machine(RuleBasedStateMachine):
         assert broken == []
         return {m.name: read_back(store, m.name) for m in manifests}
 
-    @rule(name=NAMES, files=CONTENT, replace=st.booleans(), killed_at=KILLED_AT)
-    def save(self, name: str, files: Files, replace: bool, killed_at: int | None) -> None:
+    @rule(name=NAMES, files=CONTENT, replace=st.booleans(), over=st.integers(0, 2), killed_at=KILLED_AT)
+    def save(self, name: str, files: Files, replace: bool, over: int, killed_at: int | None) -> None:
+        """Save, and tell the store what another snapshot has at each place."""
+
         def operation(store: Store) -> None:
             with contextlib.suppress(NameTaken), store.writer(name, replace=replace) as writer:
                 fill(writer, files)
+                if over < len(self.model):
+                    tell(store, writer, files, sorted(self.model)[over])
                 writer.commit(message="", cut=lambda f: [PIECE] * (f.stat().st_size // PIECE), **ABOUT)
 
         taken = name in self.model and not replace

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ... import settings
 from ...freeze import memory_copy, unchanged
-from ...store import CHUNK, HOLE, Chunk, Writer, digest, is_zero
+from ...store import CHUNK, HOLE, Changed, Chunk, Piece, Writer, digest, is_zero
 from ..kept_twins import are_worth_it, is_much
 from .parts import CRIU_IMAGES
 
@@ -32,20 +32,21 @@ class HostMemory:
 
     def before(self) -> memory_copy.Before | None:
         """Return what is known from the save before."""
-        self._before = self._keeper.twins.hand_over()
-        if self._before is None:
+        handed_over = self._keeper.twins.hand_over()
+        if handed_over is None:
             return None
+        self._before, self._writer.bases = handed_over
         return memory_copy.Before(self._before, self._held, _digest, settings.unchanged() == settings.CHECK)
 
     def _held(self, chunks: set[unchanged.Chunk]) -> set[unchanged.Chunk]:
-        return {*self._writer.holds(Chunk(*chunk) for chunk in chunks)}
+        return {*self._writer.holds([Chunk(*chunk) for chunk in chunks])}
 
     def tell(self, memory: memory_copy.Memory | None) -> None:
         """Tell the writer how the images of memory are to be cut, and which of their chunks are known."""
         self._now = memory
         self._keeper.twins.written = [twin.pid for twin in memory.twins] if memory is not None else []
         for copy in memory.copies if memory is not None else ():
-            pieces = [one if isinstance(one, int) else Chunk(*one.chunk) for one in copy.pieces]
+            pieces = [_piece(one) for one in copy.pieces]
             self._writer.tell(f"{CRIU_IMAGES}/{copy.image}", pieces)
             known = sum(one.size for one in pieces if isinstance(one, Chunk))
             log.info("%d of %d bytes of memory of process %d have not changed", known, copy.size, copy.process)
@@ -53,7 +54,7 @@ class HostMemory:
     async def keep(self) -> None:
         """Keep the twins of what was stored, where it was little, until the next save."""
         if (older := self._keeper.twins.hand_over()) is not None:  # this save had no use for them
-            await asyncio.to_thread(older.end)
+            await asyncio.to_thread(older[0].end)
         await self._keeper.twins.settled()
         now = self._now
         if now is None or not now.copies or settings.unchanged() == settings.COPY:
@@ -66,7 +67,8 @@ class HostMemory:
         if kept is not None:
             self._now = None
             self._keeper.twins.written = ()
-            self._keeper.twins.keep(kept)
+            self._writer.bases.saved()
+            self._keeper.twins.keep(kept, self._writer.bases)
 
     def _kept(self, now: memory_copy.Memory) -> memory_copy.Kept | None:
         stored = {copy.process: self._writer.stored(f"{CRIU_IMAGES}/{copy.image}") for copy in now.copies}
@@ -83,6 +85,15 @@ class HostMemory:
         for one in (self._before, self._now):
             if one is not None:
                 one.end()
+
+
+def _piece(one: int | unchanged.Part | unchanged.Changed) -> Piece:
+    if isinstance(one, int):
+        return one
+    if isinstance(one, unchanged.Part):
+        return Chunk(*one.chunk)
+    before, size = one.before.chunk
+    return size if before == HOLE else Changed(size, before)
 
 
 def _parts(copy: memory_copy.Copy, stored: Sequence[tuple[Chunk, bool]]) -> list[unchanged.Part]:

@@ -219,9 +219,12 @@ class RemoteStore:
         """
         path = f"index/{part_id}"
         try:
-            return Part(self._read(path, limit))
+            part = Part(self._read(path, limit))
         except ValueError as e:
             raise self.unusable(path, str(e)) from e
+        if part.has_deltas:
+            raise self.unusable(path, "it names deltas, which nobody sends")
+        return part
 
     def write_part(self, part_id: str, chunks: Index) -> None:
         """Send a part of the index; what it names is there."""

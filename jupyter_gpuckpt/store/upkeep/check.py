@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import Damaged, GpuckptError
-from ..index import DamagedPart, Index, from_packs, pack_sizes, read_part
+from ..index import DamagedPart, Index, from_packs, pack_sizes, read_part, with_bases
 from ..layout import Layout
 from ..manifest import Manifest
 from ..pack import Location, PackReader
@@ -48,6 +48,8 @@ class _Chunk:
 
     key: bytes
     at: Location
+    base: Location | None
+    """Where the chunk is that it is a delta of, if it is one."""
     users: set[str]
 
 
@@ -64,7 +66,7 @@ def check(
     """
     found = Checked(snapshots=len(manifests))
     found.faults += [Fault("manifest", e.why, (str(e.data.get("name", "")),)) for e in broken]
-    chunks: dict[bytes, _Chunk] = {}
+    chunks: dict[tuple[bytes, Location], _Chunk] = {}
     sizes = pack_sizes(layout)
     for manifest in manifests:
         found.faults += _check_snapshot(layout, manifest, sizes, chunks)
@@ -72,14 +74,17 @@ def check(
     found.chunks = len(chunks)
     if read_data:
         _check_data(layout, list(chunks.values()), found, progress)
-        found.faults += _check_headers(layout, chunks)
+        found.faults += _check_headers(layout, list(chunks.values()))
     return found
 
 
 def _check_snapshot(
-    layout: Layout, manifest: Manifest, sizes: Mapping[str, int], chunks: dict[bytes, _Chunk]
+    layout: Layout, manifest: Manifest, sizes: Mapping[str, int], chunks: dict[tuple[bytes, Location], _Chunk]
 ) -> list[Fault]:
-    """Check what is written about a snapshot, and add its chunks to `chunks`."""
+    """Check what is written about a snapshot, and add its chunks to `chunks`, with the bases of those that are deltas.
+
+    Two snapshots can have the same chunk at two places.
+    """
     names = (manifest.name,)
     try:
         contents = read_contents(layout, manifest)
@@ -97,9 +102,10 @@ def _check_snapshot(
         why = f"{len({c.hash for _, c in lost})} chunks of {files} are not in the packs"
         faults.append(Fault("pack", why, names))
     gone = {chunk.hash for _, chunk in lost}
-    for chunk in contents.chunks():
-        if chunk.hash in part and chunk.hash not in gone:
-            chunks.setdefault(chunk.hash, _Chunk(chunk.hash, part[chunk.hash], set())).users.add(manifest.name)
+    there = {chunk.hash for chunk in contents.chunks() if chunk.hash in part} - gone
+    for key, at in with_bases(part, there).items():
+        base = part[at.base] if at.base else None
+        chunks.setdefault((key, at), _Chunk(key, at, base, set())).users.add(manifest.name)
     return faults
 
 
@@ -117,21 +123,21 @@ def _check_strays(layout: Layout, known: set[str]) -> list[Fault]:
 
 
 def _check_data(layout: Layout, chunks: Sequence[_Chunk], found: Checked, progress: Progress | None) -> None:
-    reader = PackReader(layout.packs)
     order = sorted(chunks, key=lambda chunk: (chunk.at.pack, chunk.at.offset))
     total = sum(chunk.at.size for chunk in order)
     bad: list[Fault] = []
     batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]
     run_all(
-        [partial(_read, reader, batch, bad) for batch in batches],
+        [partial(_read, layout, batch, bad) for batch in batches],
         (lambda done: progress("check", done, total)) if progress else (lambda _: None),
     )
     found.read = total
     found.faults += sorted(bad, key=lambda fault: fault.why)
 
 
-def _read(reader: PackReader, chunks: Sequence[_Chunk], bad: list[Fault], tally: Tally) -> None:
+def _read(layout: Layout, chunks: Sequence[_Chunk], bad: list[Fault], tally: Tally) -> None:
     for chunk in chunks:
+        reader = PackReader(layout.packs, {} if chunk.base is None else {chunk.at.base: chunk.base})
         try:
             reader.read(chunk.key, chunk.at)
         except (OSError, ValueError) as e:
@@ -140,10 +146,10 @@ def _read(reader: PackReader, chunks: Sequence[_Chunk], bad: list[Fault], tally:
         tally.add(chunk.at.size)
 
 
-def _check_headers(layout: Layout, chunks: Mapping[bytes, _Chunk]) -> list[Fault]:
+def _check_headers(layout: Layout, chunks: Sequence[_Chunk]) -> list[Fault]:
     """Check that the index could be made again from the packs."""
     by_pack: dict[str, list[_Chunk]] = defaultdict(list)
-    for chunk in chunks.values():
+    for chunk in chunks:
         by_pack[chunk.at.pack].append(chunk)
     faults = []
     for pack, held in sorted(by_pack.items()):

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..index import DamagedPart, Index, named_packs, open_parts, pack_sizes, read_part, write_part
+from ..index import DamagedPart, Index, merge, named_packs, open_parts, pack_sizes, read_part, write_part
 from ..layout import Layout
 from ..names import pack_name, session_of
-from ..pack import HEADER, PackReader, PackWriter
+from ..pack import HEADER, Location, PackReader, PackWriter
 from ..reach import locks_reach
 from ..sessions import Lock, Session, held, settle
 from .collect import Collected, Named, collect, needless_parts, would_collect
@@ -67,6 +67,8 @@ class _Plan:
 
     packs: set[str]
     chunks: dict[str, Index]
+    bases: Index
+    """Where the bases are of those chunks that are deltas, in whatever packs."""
     users: list[str]
 
 
@@ -74,7 +76,7 @@ def _plan(layout: Layout, parts: Iterable[str], at_work: set[str]) -> _Plan:
     """Find what is worth writing again of what the `parts` need. Raises `DamagedPart`, `OSError`."""
     sparse = _sparse(layout, parts, named_packs(layout, at_work), at_work)
     users = [name for name, part in open_parts(layout, parts if sparse else ()) if not sparse.isdisjoint(part.packs())]
-    return _Plan(sparse, _needed(layout, users, sparse), users)
+    return _Plan(sparse, *_needed(layout, users, sparse), users)
 
 
 def _copy(layout: Layout) -> int:
@@ -84,19 +86,28 @@ def _copy(layout: Layout) -> int:
     try:
         at_work = settle(layout.locks)
         plan = _plan(layout, layout.parts() - at_work, at_work)
-        for pack, chunks in plan.chunks.items():
-            _copy_pack(layout, pack, chunks, packs)
+        reader = PackReader(layout.packs, plan.bases)
+        for are_deltas in (False, True):  # of a chunk that is stored both ways, not the delta is copied
+            for chunks in plan.chunks.values():
+                _copy_pack(reader, {key: at for key, at in chunks.items() if bool(at.base) == are_deltas}, packs)
         packs.finish()
         for part in plan.users:
             chunks = read_part(layout, part)
-            placed = packs.placed
-            moved = {key: placed[key] for key, at in chunks.items() if at.pack in plan.packs and key in placed}
+            moved = {key: packs.placed[key] for key, at in chunks.items() if _may_move(key, at, plan, packs.placed)}
             if moved:
                 write_part(layout, part, {**chunks, **moved}, session.id)
         return sum(at.taken for at in packs.placed.values())
     finally:
         packs.close()
         session.close()
+
+
+def _may_move(key: bytes, at: Location, plan: _Plan, placed: Index) -> bool:
+    """Tell whether a part that names a chunk there can name its copy: not where that is a delta that the part's is not.
+
+    The part need not have its base, or has the chunk as one.
+    """
+    return at.pack in plan.packs and key in placed and placed[key].base in (b"", at.base)
 
 
 def _sparse(layout: Layout, parts: Iterable[str], in_use: set[str], at_work: set[str]) -> set[str]:
@@ -116,19 +127,21 @@ def _sparse(layout: Layout, parts: Iterable[str], in_use: set[str], at_work: set
     }
 
 
-def _needed(layout: Layout, parts: Iterable[str], packs: set[str]) -> dict[str, Index]:
-    """Return the chunks in these packs that the parts name, by pack."""
+def _needed(layout: Layout, parts: Iterable[str], packs: set[str]) -> tuple[dict[str, Index], Index]:
+    """Return the chunks in these packs that the parts name, by pack; and where the bases of deltas among them are."""
     needed: dict[str, Index] = defaultdict(dict)
+    bases: Index = {}
     for part in parts:
         with suppress(FileNotFoundError):  # it is deleted meanwhile
-            for key, at in read_part(layout, part).items():
+            index = read_part(layout, part)
+            for key, at in index.items():
                 if at.pack in packs:
                     needed[at.pack][key] = at
-    return needed
+                    merge(bases, {at.base: index[at.base]} if at.base else {})
+    return needed, bases
 
 
-def _copy_pack(layout: Layout, pack: str, chunks: Index, packs: PackWriter) -> None:
-    reader = PackReader(layout.packs)
+def _copy_pack(reader: PackReader, chunks: Index, packs: PackWriter) -> None:
     for key, at in chunks.items():
         if key in packs.placed:
             continue

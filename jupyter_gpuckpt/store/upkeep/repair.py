@@ -7,7 +7,7 @@ them again; a repair after that mends the older snapshots, too.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from ...errors import Damaged
 from ..codec import encode
 from ..contents import Contents
 from ..durable import FOLDER_MODE, sync_folder
-from ..index import DamagedPart, Index, from_packs, pack_sizes, read_part, write_part
+from ..index import DamagedPart, Index, from_packs, merge, pack_sizes, read_part, with_bases, write_part
 from ..layout import Layout
 from ..manifest import Manifest
 from ..pack import Location, PackReader, PackWriter
@@ -56,8 +56,7 @@ def _repair(layout: Layout, manifests: Sequence[Manifest], session: str, packs: 
     for path in layout.hinted():  # parts of the index will name more than they did
         path.unlink(missing_ok=True)
     done = Repaired()
-    told, candidates = _candidates(layout)
-    good: Index = {}
+    search = _Search(layout, *_candidates(layout), packs)
     readable: dict[str, tuple[Manifest, Contents]] = {}
     for manifest in manifests:
         try:
@@ -66,13 +65,13 @@ def _repair(layout: Layout, manifests: Sequence[Manifest], session: str, packs: 
             done.lost[manifest.name] = e.why
             continue
         readable[manifest.name] = manifest, contents
-        for key in {chunk.hash for chunk in contents.chunks()} - good.keys():
-            _find(layout, key, candidates.get(key, []), told, good, packs)
+        for key in {chunk.hash for chunk in contents.chunks()}:
+            search.find(key)
     packs.finish()
-    good.update(packs.placed)
+    good = merge(search.good, packs.placed)
     sizes = pack_sizes(layout)
     for name, (manifest, contents) in readable.items():
-        part = {chunk.hash: good[chunk.hash] for chunk in contents.chunks() if chunk.hash in good}
+        part = with_bases(good, (chunk.hash for chunk in contents.chunks() if chunk.hash in good))
         if part != _part(layout, manifest.id):
             write_part(layout, manifest.id, part, session)
             done.mended.append(name)
@@ -105,19 +104,45 @@ def _part(layout: Layout, part: str) -> Index | None:
         return None
 
 
-def _find(
-    layout: Layout, key: bytes, candidates: Sequence[Location], told: Index, good: Index, packs: PackWriter
-) -> None:
-    """Enter into `good` where a chunk is whole; one that its pack's own list does not name is copied."""
-    reader = PackReader(layout.packs)
-    for at in sorted(candidates, key=lambda at: told.get(key) != at):
-        with suppress(OSError, ValueError):
-            data = reader.read(key, at)
-            good[key] = at
-            if told.get(key) != at:
-                codec, stored = encode(data)
-                packs.put(key, at.size, codec, stored)
+@dataclass
+class _Search:
+    """Finds where chunks are whole, of all `candidates`; one that its pack's own list does not name is copied."""
+
+    layout: Layout
+    told: Index
+    candidates: Mapping[bytes, Sequence[Location]]
+    packs: PackWriter
+    good: Index = field(default_factory=dict)
+    """Where those are that were found."""
+    _sought: set[bytes] = field(default_factory=set)
+    """Those that were looked for by themselves."""
+
+    def find(self, key: bytes) -> None:
+        """Enter into `good` where a chunk is whole; as a delta only where it is nowhere by itself."""
+        if self._is_by_itself(key) or key in self.good:
             return
+        for at in self._of(key):
+            if at.base and self._is_by_itself(at.base) and self._take(key, at):
+                return
+
+    def _is_by_itself(self, key: bytes) -> bool:
+        if key not in self._sought:
+            self._sought.add(key)
+            any(self._take(key, at) for at in self._of(key) if not at.base)  # up to the first
+        return key in self.good and not self.good[key].base
+
+    def _of(self, key: bytes) -> Sequence[Location]:
+        return sorted(self.candidates.get(key, ()), key=lambda at: self.told.get(key) != at)
+
+    def _take(self, key: bytes, at: Location) -> bool:
+        with suppress(OSError, ValueError):
+            data = PackReader(self.layout.packs, self.good).read(key, at)
+            self.good[key] = at
+            if self.told.get(key) != at:
+                codec, stored = encode(data)
+                self.packs.put(key, at.size, codec, stored)
+            return True
+        return False
 
 
 def _delete_strays(layout: Layout, known: set[str]) -> None:
