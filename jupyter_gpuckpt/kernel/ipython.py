@@ -7,6 +7,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from ipykernel.ipkernel import IPythonKernel
@@ -139,7 +140,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is not None:
             self.agent.reconnection.until_known()
             self._note(msg)
-            self.agent.reconnection.request_came()
+            self.agent.reconnection.request_came(partial(self._is_heard, msg))
             if self.agent.executed.restored and self._is_for_a_lost_subshell(msg):
                 self.shell_channel_thread.manager.get_shell_channel_to_subshell_socket(None).send_multipart(
                     msg, copy=False
@@ -153,7 +154,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             self._held.append(args[0])
             return
         if self.agent is not None and dispatch == self.dispatch_shell:
-            self.agent.reconnection.request_came()
+            self.agent.reconnection.request_came(partial(self._is_heard, args[0]))
         super().schedule_dispatch(dispatch, *args)
 
     async def dispatch_shell(self, msg: list[Any], *args: Any, **kwargs: Any) -> None:
@@ -164,6 +165,15 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             if not self.agent.cells.begins(self.header_of(msg)):
                 return
         await super().dispatch_shell(msg, *args, **kwargs)
+
+    def _is_heard(self, msg: Sequence[Any]) -> bool:
+        """Tell whether somebody wants the outputs of a request as it came, unverified: it is a cell, and not silent."""
+        try:
+            _, parts = self.session.feed_identities(list(msg), copy=not hasattr(msg[0], "bytes"))
+            header, content = (self.session.unpack(bytes(parts[at])) for at in (1, 4))
+            return header["msg_type"] == "execute_request" and not content.get("silent", False)
+        except (ValueError, TypeError, IndexError, KeyError, AttributeError):
+            return False
 
     def header_of(self, msg: Sequence[Any]) -> dict[str, Any]:
         """Return the header of a request as it came, unverified; one that has none gives an empty id."""

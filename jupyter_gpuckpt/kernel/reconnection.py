@@ -7,6 +7,7 @@ clients, and answers the cell that asked.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ class Reconnection:
     def __init__(self, agent: Agent, run_dir: Path) -> None:
         self._agent, self._run_dir = agent, run_dir
         self._clients: dict[str, int] = {}
+        self._waited_in_vain = False
         self._token = ""
         self._environment = new_environment.NewEnvironment()
         self._run_id = self._run_of_requests = self._current_run_id()
@@ -87,7 +89,7 @@ class Reconnection:
             self._agent.kernel.iopub_thread.schedule(self.until_heard)
             self._agent.kernel.hold(True)
         self._agent.sleeping.restored(asleep)
-        self._clients = peers
+        self._clients, self._waited_in_vain = peers, False
         self._agent.child_output.moved({int(was): port for was, port in ports.items()})
         kernel, app = self._agent.kernel, self._agent.kernel.parent
         kernel.session.key = str(connection["key"]).encode()
@@ -214,14 +216,20 @@ class Reconnection:
         self._wait_for_clients()
         self._agent.cells.announce(what)
 
-    def request_came(self) -> None:
+    def request_came(self, is_heard: Callable[[], bool]) -> None:
         """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).
 
         A client subscribes again only when it looks at its outputs. One that was not looking during the restore does so
-        now, after its request: what the kernel says before that is lost to it.
+        now, after its request: what the kernel says before that is lost to it. Where nobody looks at those of the first
+        request, the first one that `is_heard` is waited for as well; but not for ever: a client may have gone.
         """
-        if self._clients:
+        if not self._clients:
+            return
+        heard = is_heard()
+        if heard or not self._waited_in_vain:
+            self._waited_in_vain = True
             self._wait_for_clients()
+        if heard:
             self._clients = {}
 
     def _wait_for_clients(self) -> None:
@@ -253,7 +261,7 @@ class Reconnection:
 
     def answer(self, asked: Asked, peers: dict[str, int], error: dict[str, Any]) -> None:
         """This kernel is fresh, in place of one whose restore failed: say so to the cell that asked."""
-        self._clients = peers
+        self._clients, self._waited_in_vain = peers, False
         self._wait_for_clients()
         self._agent.cells.answer(asked, show.error_content(GpuckptError.from_dict(error).spelled(in_a_cell)))
         self._agent.cells.refuse_queued(asked)

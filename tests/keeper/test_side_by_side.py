@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jupyter_client import BlockingKernelClient
 from keeper_faults import Asked, Criu, status
-from notebooks import Notebook, StartKernel, wait_until
+from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.keeper import ports
 from jupyter_gpuckpt.linux import socket_ports
@@ -165,3 +165,24 @@ def test_its_ports_are_its_own_again_when_a_restore_has_failed(criu: Criu, noteb
     with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b"again")
         assert notebook.value("listener.accept()[0].recv(5)") == "b'again'"
+
+
+def test_a_client_that_looks_late_at_its_outputs_hears_its_first_cell_all_the_same(notebook: Notebook) -> None:
+    """It subscribes again when it looks; what it asks before that, without wanting outputs, is not its first cell."""
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    with notebook.keeper as keeper:
+        keeper.request("restore", {"name": "here"})
+    assert notebook.look("x") == "1"
+    client = notebook.client
+    asked = client.execute("print('heard')")
+    assert not client.shell_channel.socket.poll(300), "the kernel does not wait"
+    said = ""
+    while True:
+        message = client.get_iopub_msg(timeout=PATIENCE)
+        if message["parent_header"].get("msg_id") != asked:
+            continue
+        said += message["content"].get("text", "")
+        if message["content"].get("execution_state") == "idle":
+            break
+    assert said == "heard\n"
