@@ -30,6 +30,7 @@ from .cuda_preflight import (
     moves,
     needs,
     preflight,
+    refuse_other_use,
     refuse_together,
     refuse_without_memory,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "moves",
     "needs",
     "preflight",
+    "refuse_other_use",
     "refuse_together",
     "refuse_without_memory",
     "thaw",
@@ -60,6 +62,25 @@ __all__ = [
 _THEN_LOST = "{Restart} and restore the latest snapshot."
 _ROOM_POLL = 0.2
 """Seconds between two looks at the memory of the GPUs."""
+
+_FAILED = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ASSERT",
+        "ECC_UNCORRECTABLE",
+        "HARDWARE_STACK_ERROR",
+        "ILLEGAL_ADDRESS",
+        "ILLEGAL_INSTRUCTION",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "LAUNCH_FAILED",
+        "LAUNCH_TIMEOUT",
+        "MISALIGNED_ADDRESS",
+        "NVLINK_UNCORRECTABLE",
+    )
+)
+"""Errors after which CUDA does nothing more for a process ("leaves the process in an inconsistent state", CUDA driver
+API, `CUresult`). A checkpoint gives the one that there was, or another of them (driver 580.159)."""
 
 Found = Literal["none", "running", "locked", "checkpointed", "gone"]
 """How `mend` found a process; ``gone``: it has ended."""
@@ -264,6 +285,12 @@ def _save_failed(error: DriverError) -> SaveFailed:
     why, then = f"{error.what} {error.why}", error.then
     if pid is not None and ended(pid):
         why, then = f"process {pid} of the {{kernel}} ended meanwhile", "Save again."
+    elif name in _FAILED:
+        why = (
+            f"the GPU has failed for process {pid} ({name}): a program on it did what it must not, and CUDA does "
+            "nothing more for this process"
+        )
+        then = "Restore a snapshot from before (`gpuckpt restore`), or {restart}."
     elif call == "lock" and name in ("CUDA_ERROR_NOT_READY", "TIMEOUT"):
         why = f"work on the GPU of process {pid} did not pause within the time limit"
         then = "Wait until the GPU work is done and try again, or raise GPUCKPT_LOCK_TIMEOUT (seconds)."

@@ -10,10 +10,12 @@ from typing import Any
 
 from ..errors import Refused
 from ..linux import memory
+from ..linux.gpu_devices import device_mappings
 from ..linux.processes import name
 from .cuda_calls import CudaWorker, Gpu, Usage
 from .gpu_processes import (
     cuda_pids,
+    graphics_libraries,
     has_context,
     has_device,
     open_gpus,
@@ -31,6 +33,7 @@ __all__ = [
     "moves",
     "needs",
     "preflight",
+    "refuse_other_use",
     "refuse_together",
     "refuse_without_memory",
 ]
@@ -75,15 +78,48 @@ def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
     if inherited := [pid for pid in heirs if has_inherited(pid, found)]:
         drop_inherited(inherited)
     for pid in filter(has_device, heirs):
+        if graphics_libraries(pid):
+            raise _uses_otherwise(pid, _NOT_TOUCHED)
         raise Refused(
             _NOT_TOUCHED,
             f"process {pid} ({name(pid)}) has GPU devices open but no CUDA state that could be moved: it uses the "
-            "driver without CUDA (OpenCL, for example), or inherited the devices from another process",
-            "End that process and try again.",
+            "driver without CUDA, or inherited the devices from another process",
+            "If it is a child process, end it and try again. If it is the {kernel} itself, {restart}, and have the "
+            "program use CUDA.",
             pid=pid,
             program=name(pid),
         )
     return found
+
+
+def refuse_other_use(pids: Iterable[int]) -> None:
+    """Refuse checkpointed processes that have devices of the driver mapped: they use a GPU otherwise than with CUDA.
+
+    The driver takes away what CUDA has mapped, and nothing of OpenGL's and the like. Beforehand one cannot be told from
+    the other: a library that is loaded need not be in use.
+
+    Raises
+    ------
+    Refused : one does.
+    """
+    for pid in pids:
+        if next(device_mappings(pid), None) is not None:
+            raise _uses_otherwise(pid, "The save was refused; the {kernel} keeps running.")
+
+
+def _uses_otherwise(pid: int, what: str) -> Refused:
+    by = graphics_libraries(pid)
+    return Refused(
+        what,
+        f"process {pid} ({name(pid)}) uses the GPU by {' or '.join(by) or 'something else than CUDA'}, and only what "
+        "CUDA has there can be saved",
+        "Close it there (in Gymnasium: `env.close()`) and save again; if it cannot be closed, {restart}. Renderers can "
+        "use the processor (MuJoCo: `%env MUJOCO_GL=osmesa`, before it is imported), or a program outside of the "
+        "{kernel}.",
+        pid=pid,
+        program=name(pid),
+        by=by,
+    )
 
 
 def preflight(

@@ -14,6 +14,7 @@ from ..linux.processes import mapped_files, open_files, parent, sockets, tracer,
 __all__ = [
     "cuda_pids",
     "ended",
+    "graphics_libraries",
     "has_context",
     "has_device",
     "open_gpus",
@@ -29,6 +30,12 @@ _COMMUNICATOR = "@tmp/nccl-socket-"
 """How the abstract Unix socket is named that a process has for as long as an NCCL communicator of its (torch 2.11)."""
 _SHARED = "/dev/shm/cuda.shm."  # noqa: S108
 """How the file is named that processes have mapped which share GPU memory by CUDA IPC (driver 580.159)."""
+_GRAPHICS = {
+    "OpenGL": re.compile(r"/lib(EGL_nvidia|nvidia-eglcore|nvidia-glcore|GLX_nvidia|GLESv2_nvidia)\.so"),
+    "OpenCL": re.compile(r"/libnvidia-opencl\.so"),
+    "OptiX": re.compile(r"/libnvoptix\.so"),
+}
+"""The driver's libraries by which programs use a GPU otherwise than with CUDA. Vulkan's are those of OpenGL."""
 _GPU_FILE = re.compile(r"^/dev/nvidia(\d+)$")
 
 
@@ -55,6 +62,12 @@ def open_gpus(pid: int) -> list[int]:
 def has_context(pid: int) -> bool:
     """Return whether a process has a CUDA context: it alone maps ``/dev/nvidia-uvm``."""
     return "/dev/nvidia-uvm" in mapped_files(pid)
+
+
+def graphics_libraries(pid: int) -> list[str]:
+    """Return by what else than CUDA a process may use a GPU: the names of what it has libraries of NVIDIA's for."""
+    mapped = mapped_files(pid)
+    return [name for name, library in _GRAPHICS.items() if any(map(library.search, mapped))]
 
 
 def with_communicator(pids: Iterable[int]) -> list[int]:

@@ -5,6 +5,7 @@ No test here checks the driver; `tests/gpu` does.
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 from collections.abc import Mapping
@@ -211,16 +212,16 @@ def test_what_was_moved_is_told_by_the_numbers_of_the_gpus() -> None:
 class Answering(Machine):
     """A driver that says of every process that it has no CUDA state, or is awake, and locks none."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, error: str = "CUDA_ERROR_NOT_SUPPORTED") -> None:
         super().__init__()
-        self._state = state
+        self._state, self._error = state, error
 
     def state(self, pid: int) -> State:
         return self._state
 
     def lock(self, pid: int, timeout_s: float) -> None:
         what = "The CUDA driver's lock failed."
-        raise DriverError(what, "CUDA_ERROR_NOT_SUPPORTED", call="lock", pid=pid, name="CUDA_ERROR_NOT_SUPPORTED")
+        raise DriverError(what, self._error, call="lock", pid=pid, name=self._error)
 
 
 def test_a_process_with_devices_and_without_cuda_is_called_by_its_program() -> None:
@@ -241,6 +242,32 @@ def test_a_process_that_cannot_be_locked_any_more_has_had_a_profiler() -> None:
         cuda.freeze(Answering("running"), [os.getpid()])
     assert "torch.profiler" in caught.value.why
     assert "restart the kernel" in caught.value.then
+
+
+def test_a_process_for_which_the_gpu_has_failed_is_to_be_restored_from_before() -> None:
+    with pytest.raises(SaveFailed) as caught:
+        cuda.freeze(Answering("running", "CUDA_ERROR_ILLEGAL_ADDRESS"), [os.getpid()])
+    assert "the GPU has failed" in caught.value.why
+    assert "gpuckpt restore" in caught.value.then
+
+
+def test_what_a_checkpointed_process_has_mapped_of_the_driver_is_told_by_the_library_that_it_is_for(
+    tmp_path: Path,
+) -> None:
+    library, device = tmp_path / "libnvidia-eglcore.so.580.1", Path(f"/dev/nvidia.gpuckpt-{os.getpid()}")
+    for file in (library, device):
+        file.write_bytes(bytes(4096))
+    try:
+        with library.open("rb") as core, mmap.mmap(core.fileno(), 0, access=mmap.ACCESS_READ):
+            cuda.refuse_other_use([os.getpid()])
+            with (
+                device.open("rb") as opened,
+                mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ),
+                pytest.raises(Refused, match="uses the GPU by OpenGL, and only what CUDA has"),
+            ):
+                cuda.refuse_other_use([os.getpid()])
+    finally:
+        device.unlink()
 
 
 class FullMachine(Machine):

@@ -333,6 +333,8 @@ class _Freeze:
                 undoing_freeze.push_async_callback(gpu.thaw)
                 undoing_freeze.push_async_callback(criu_run.let_run, found.kernel, found.still, self.progress.tell_of)
                 undoing_freeze.callback(self._end_cancelling)
+                if found.asleep is None:
+                    await asyncio.to_thread(cuda.refuse_other_use, found.on_gpu)
                 gpu.watch.begin("criu")
                 await self._dump(staging, gpu, criu_runs)
                 self._end_cancelling()
