@@ -118,7 +118,7 @@ def first_line(text: str) -> str:
 
     Errors after which it goes on as if nothing had been are passed over.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not any(one in line for one in _HARMLESS)]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _is_harmless(line)]
     return ([line for line in lines if _MARK in line] or lines or [""])[0]
 
 
@@ -131,5 +131,10 @@ def in_log(log: Path) -> CriuError:
     line = first_line(text)
     if _PROGRAM_FAILED in line:
         before = text[: text.index(line)].splitlines()
-        return CriuError.said(next((said for said in before if not _OWN.match(said)), line).strip())
+        words = (said for said in before if not _OWN.match(said) and not _is_harmless(said))
+        return CriuError.said(next(words, line).strip())
     return CriuError.said(_STAMP.sub("", line) if _MARK in line else "")
+
+
+def _is_harmless(line: str) -> bool:
+    return any(words in line for words in _HARMLESS)

@@ -290,7 +290,7 @@ def _save_failed(error: DriverError) -> SaveFailed:
             f"the GPU has failed for process {pid} ({name}): a program on it did what it must not, and CUDA does "
             "nothing more for this process"
         )
-        then = "Restore a snapshot from before (`gpuckpt restore`), or {restart}."
+        then = "Restore a snapshot from before (`gpuckpt restore @`), or {restart}."
     elif call == "lock" and name in ("CUDA_ERROR_NOT_READY", "TIMEOUT"):
         why = f"work on the GPU of process {pid} did not pause within the time limit"
         then = "Wait until the GPU work is done and try again, or raise GPUCKPT_LOCK_TIMEOUT (seconds)."

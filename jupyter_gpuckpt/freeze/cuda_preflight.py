@@ -93,17 +93,17 @@ def freezable(worker: CudaWorker, pids: Iterable[int]) -> list[int]:
 
 
 def refuse_other_use(pids: Iterable[int]) -> None:
-    """Refuse checkpointed processes that have devices of the driver mapped: they use a GPU otherwise than with CUDA.
+    """Refuse checkpointed processes that have devices of the driver open: they use a GPU otherwise than with CUDA.
 
-    The driver takes away what CUDA has mapped, and nothing of OpenGL's and the like. Beforehand one cannot be told from
-    the other: a library that is loaded need not be in use.
+    The driver takes away what CUDA has open and mapped, and nothing of OpenGL's and the like. Beforehand one cannot be
+    told from the other: a library that is loaded need not be in use.
 
     Raises
     ------
     Refused : one does.
     """
     for pid in pids:
-        if next(device_mappings(pid), None) is not None:
+        if has_device(pid) or next(device_mappings(pid), None) is not None:
             raise _uses_otherwise(pid, "The save was refused; the {kernel} keeps running.")
 
 

@@ -32,8 +32,11 @@ _NEXT = "print(float(x.double().sum()), float(torch.rand(1, device='cuda')))"
 
 @pytest.fixture
 def saved(start: StartKernel) -> tuple[Notebook, str]:
-    """A kernel with a snapshot, and what its next cell says."""
-    notebook = start()
+    return with_snapshot(start())
+
+
+def with_snapshot(notebook: Notebook) -> tuple[Notebook, str]:
+    """Have a kernel saved; return it, and what its next cell says."""
     notebook.run(_STATE, timeout=120)
     notebook.run("%gpuckpt save good", timeout=120)
     return notebook, notebook.run(_NEXT).text
@@ -62,13 +65,17 @@ def test_a_cell_that_found_no_memory_is_undone(saved: tuple[Notebook, str]) -> N
     assert notebook.run(_NEXT).text == went_on
 
 
-def test_a_kernel_that_waits_for_work_without_end_is_restored_from_outside(saved: tuple[Notebook, str]) -> None:
-    notebook, went_on = saved
+def test_a_kernel_that_waits_for_work_without_end_is_restored_from_outside(
+    monkeypatch: pytest.MonkeyPatch, start: StartKernel
+) -> None:
+    monkeypatch.setenv("GPUCKPT_KEEP_UNSAVED", "2s")  # as it is where nobody has set it
+    notebook, went_on = with_snapshot(start())
     # About two minutes; whoever waits for it in C cannot be interrupted.
     notebook.client.execute("print('begun', flush=True); torch.cuda._sleep(200_000_000_000); torch.cuda.synchronize()")
     notebook.until_printed("begun")
     began = time.monotonic()
     with notebook.keeper as keeper:
-        print(keeper.request("restore", {"name": "good"}), time.monotonic() - began)
+        keeper.request("restore", {"name": "good"})
+    print(f"restored in {time.monotonic() - began:.1f} s")
     notebook.wait_for_ready()
     assert notebook.run(_NEXT).text == went_on
