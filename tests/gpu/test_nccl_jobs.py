@@ -21,7 +21,7 @@ from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-_PROGRAM = Path(__file__).with_name("nccl_training.py")
+_PROGRAM, _BY_CTYPES = (Path(__file__).with_name(name) for name in ("nccl_training.py", "nccl_by_ctypes.py"))
 _WARM = 90.0
 """For how long two ranks may take to import torch and to find each other, in seconds."""
 _AFTER = 200
@@ -120,6 +120,21 @@ def test_a_training_by_torchrun_goes_on_to_the_bit(
     assert job.told()["state"] == "running"
 
 
+def test_ranks_that_open_nccl_themselves_go_on_to_the_bit(training: Training) -> None:
+    job = Job("sums")
+    job.start(sys.executable, str(_BY_CTYPES), str(training.folder))
+    training.goes_on()
+    job.save("here")
+    training.goes_on(_AFTER)
+    job.kill()
+    job.restore("here")
+    training.goes_on(_AFTER)
+    assert training.computed_twice() >= _AFTER - 20
+    job.save("again")
+    training.goes_on()
+    assert job.told()["state"] == "running"
+
+
 def test_one_is_saved_twenty_times_in_a_row(training: Training) -> None:
     job = Job("ddp")
     job.start(*_torchrun("ddp", training))
@@ -162,6 +177,7 @@ def test_the_library_has_all_of_nccl_s_functions_that_take_a_communicator() -> N
         name for text in headers for name in re.findall(r"\b(nccl\w+)\s*\([^;{}()]*\bncclComm_t\b[^;{}()]*\)\s*;", text)
     }
     assert {"ncclAllReduce", "ncclCommSplit"} <= taking
+    taking |= {f"p{name}" for name in taking}
     real = _exported(next(Path(folder, "lib").glob("libnccl.so.*")))
     assert sorted((taking & real) - _exported(NCCL_LIBRARY)) == []
 

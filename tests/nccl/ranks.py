@@ -3,14 +3,15 @@
 Each step is an all-reduce over all, one over a half that was split off, one with a factor, and values that are passed
 around in a group. It writes a line for each step; where a result is wrong or an error is given, it ends, and says why.
 
-`WAY` is `register` for memory that is registered, `capture` for a step in a graph, `gpu` for ranks with 260 MiB on a
-GPU, which are looked at in each step. While FOLDER has a file `hold`, rank 1 waits in the middle of a step, as for its
-data.
+`WAY` is `ways` for ranks each of which finds NCCL's functions in another way, `register` for memory that is
+registered, `capture` for a step in a graph, `gpu` for ranks with 260 MiB on a GPU, which are looked at in each step.
+While FOLDER has a file `hold`, rank 1 waits in the middle of a step, as for its data.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import multiprocessing
 import os
 import sys
@@ -56,12 +57,30 @@ class OnGpu:
         self.number += 1
 
 
+def linked(library: str) -> ctypes.CDLL:
+    """Return where a program finds NCCL's functions that is linked with it."""
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(None)
+
+
+def found_by(rank: int, library: str) -> list[ctypes.CDLL]:
+    """Return where a rank looks for NCCL's functions: in NCCL itself, by path or by name, as if linked, or in turns."""
+    match rank:
+        case 0:
+            return [ctypes.CDLL(library)]
+        case 1:
+            return [ctypes.CDLL(Path(library).name)]
+        case 2:
+            return [linked(library), ctypes.CDLL(library)]
+    return [linked(library)]
+
+
 class Rank:
     """One of the processes."""
 
-    def __init__(self, library: str, rank: int, size: int, folder: Path) -> None:
-        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        self.nccl, self.rank, self.size, self.folder = ctypes.CDLL(None), rank, size, folder
+    def __init__(self, library: str, rank: int, size: int, folder: Path, way: str) -> None:
+        self.nccls = itertools.cycle(found_by(rank, library) if way == "ways" else [linked(library)])
+        self.rank, self.size, self.folder = rank, size, folder
         self.world, self.half, self.factor = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
         self.do("ncclCommInitRank", ctypes.byref(self.world), size, self.unique_id(), rank)
         self.do("ncclCommSplit", self.world, rank % 2, rank, ctypes.byref(self.half), None)
@@ -82,7 +101,7 @@ class Rank:
 
     def do(self, name: str, *arguments: object) -> None:
         """Call a function of NCCL's."""
-        if result := getattr(self.nccl, name)(*arguments):
+        if result := getattr(next(self.nccls), name)(*arguments):
             sys.exit(f"rank {self.rank}: {name} gave {result}")
 
     def expect(self, found: int, wanted: int, what: str) -> None:
@@ -120,9 +139,9 @@ class Rank:
 
     def watch(self) -> None:
         """Ask all the time whether there is an error, as torch's watchdog does; end where there is."""
-        error = ctypes.c_int()
+        error, nccl = ctypes.c_int(), next(self.nccls)
         while True:
-            result = self.nccl.ncclCommGetAsyncError(self.world, ctypes.byref(error))
+            result = nccl.ncclCommGetAsyncError(self.world, ctypes.byref(error))
             if result or error.value:
                 print(f"rank {self.rank}: the watchdog is told {result} {error.value}", file=sys.stderr, flush=True)
                 os._exit(1)
@@ -132,7 +151,7 @@ class Rank:
 def train(library: str, rank: int, size: int, folder: Path, way: str) -> None:
     """Be one of the ranks."""
     memory = OnGpu() if way == "gpu" else None
-    one = Rank(library, rank, size, folder)
+    one = Rank(library, rank, size, folder, way)
     if way == "register":
         one.do("ncclCommRegister", one.world, None, ctypes.c_size_t(1), ctypes.byref(ctypes.c_void_p()))
     if way == "capture":

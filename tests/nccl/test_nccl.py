@@ -28,25 +28,13 @@ _SIZE = 4
 _DRIVER = "int cuStreamIsCapturing(void *stream, int *status) { *status = stream == (void *)7; return 0; }"
 
 
-def _compile(source: Path, library: Path) -> Path:
-    words = ["cc", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", f"-Wl,-soname,{library.name}"]
-    subprocess.run([*words, "-o", library, source], check=True)
-    return library
-
-
-@pytest.fixture(scope="session")
-def made_up_nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of `made_up_nccl.c`."""
-    return _compile(_HERE / "made_up_nccl.c", tmp_path_factory.mktemp("nccl") / "libnccl.so.2")
-
-
 class Training:
     """A made-up training of several ranks, and what it has done."""
 
     def __init__(self, folder: Path, library: Path, way: str = "", size: int = _SIZE) -> None:
         self.folder, self.size = folder, size
         self.words = [sys.executable, str(_HERE / "ranks.py"), str(library), str(size), str(folder), way]
-        self.environment = {"LD_PRELOAD": str(NCCL_LIBRARY)}
+        self.environment = {"LD_PRELOAD": str(NCCL_LIBRARY), "LD_LIBRARY_PATH": str(library.parent)}
 
     def steps(self) -> list[int]:
         paths = [self.folder / f"steps-{rank}" for rank in range(self.size)]
@@ -113,7 +101,7 @@ def _holdings(pid: int) -> tuple[int, int]:
 
 
 def test_a_training_is_saved_while_it_runs_and_comes_back(tmp_path: Path, made_up_nccl: Path) -> None:
-    training, job = Training(tmp_path, made_up_nccl), Job("ranks")
+    training, job = Training(tmp_path, made_up_nccl, "ways"), Job("ranks")
     job.start(*training.words, **training.environment)
     training.goes_on()
     for n in range(2):
@@ -253,10 +241,12 @@ def test_what_cannot_be_made_again_is_refused_before_anything_is_touched(alone: 
     training.goes_on()
 
 
-def test_a_captured_graph_is_refused(alone: Callable[..., Alone], tmp_path: Path) -> None:
+def test_a_captured_graph_is_refused(
+    alone: Callable[..., Alone], tmp_path: Path, compiled: Callable[..., Path]
+) -> None:
     source = tmp_path / "driver.c"
     source.write_text(_DRIVER)
-    driver = _compile(source, tmp_path / "libcuda.so.1")
+    driver = compiled(source, tmp_path / "libcuda.so.1")
     training = alone("capture", MADE_UP_DRIVER=str(driver))
     with pytest.raises(Refused, match="was used in a CUDA graph that was captured"):
         training.communicators()

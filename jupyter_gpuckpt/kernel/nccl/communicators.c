@@ -13,17 +13,19 @@ static const uint64_t MAGIC = 0x677075636b6e6363;
 comm *comms;
 int uses_own_memory; /* the program has memory of NCCL's (ncclMemAlloc) */
 
-/* Return NCCL's own function. Who calls one of ours has NCCL loaded, under whatever path. */
-void *real_function(const char *name) {
+/* Return a function of the NCCL that all calls lead to: the one that was loaded first as libnccl.so.2, by whatever path
+ * and for whomever. It stays loaded then. */
+static void *function_of(int mode, const char *name) {
   static void *nccl;
   void *found = nccl;
-  if (!found) {
-    found = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
-    if (!found) found = dlopen("libnccl.so.2", RTLD_LAZY);
-    nccl = found;
-  }
-  return found ? dlsym(found, name) : NULL;
+  if (!found) nccl = found = dlopen("libnccl.so.2", RTLD_LAZY | mode);
+  return found ? next_lookup()(found, name) : NULL;
 }
+
+void *real_function(const char *name) { return function_of(0, name); }
+
+/* The same, where NCCL is loaded already. */
+void *loaded_function(const char *name) { return function_of(RTLD_NOLOAD, name); }
 
 /* Tell whether NCCL is newer than what is known here: it may have functions which pass by, so programs get its handles. */
 int is_newer(void) {

@@ -69,7 +69,15 @@ void end_op(comm *c, int op);
 int new_op(comm *c, int real, const void *scalar, int type, int residence);
 uint64_t hash(const void *bytes, size_t size, uint64_t begin);
 void *real_function(const char *name);
+void *loaded_function(const char *name);
 int is_newer(void);
+
+/* front.c */
+void *function_in_front(const char *name);
+
+/* lookup.c */
+typedef void *lookup(void *handle, const char *name);
+lookup *next_lookup(void);
 
 /* meeting.c */
 extern pthread_mutex_t lock;

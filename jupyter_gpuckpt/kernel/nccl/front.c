@@ -1,9 +1,10 @@
 /* In front of NCCL: a program's communicators, so that they can be taken down for a save and made again after it.
  *
- * Loaded first in every process (LD_PRELOAD), it is found by all that link with libnccl.so.2, as torch and CuPy do.
- * Programs get handles of this library's in place of NCCL's, and every call leads to NCCL's communicator of the moment.
- * The driver cannot restore processes with a communicator between them; communicators.c says how they are made again,
- * meeting.c when. Nothing else is changed: without a communicator, all of this does nothing.
+ * Loaded first in every process (LD_PRELOAD), it is found by all that link with libnccl.so.2, as torch and CuPy do, and by
+ * those that open NCCL themselves (lookup.c). Programs get handles of this library's in place of NCCL's, and every call
+ * leads to NCCL's communicator of the moment. The driver cannot restore processes with a communicator between them;
+ * communicators.c says how they are made again, meeting.c when. Nothing else is changed: without a communicator, all of
+ * this does nothing.
  */
 #define _GNU_SOURCE
 #include "communicators.h"
@@ -18,6 +19,14 @@
     if (!function) function = (int(*) types)real_function(name); \
     function ? function(__VA_ARGS__) : INTERNAL_ERROR; \
   })
+
+typedef struct { const char *name; void *function; } named;
+
+/* Have a function found by lookup.c, and by NCCL's second name for it, which a profiler calls that is in front of us. */
+#define FOUND(name) \
+  EXPORT typeof(name) p##name __attribute__((alias(#name))); \
+  static typeof(name) own_##name __attribute__((alias(#name))); \
+  static const named entry_##name __attribute__((section("in_front"), used)) = {#name, own_##name};
 
 /* -- operations */
 
@@ -35,7 +44,8 @@
     if (!result) result = REAL(#name, types, UNPACK real_names); \
     end_call(1); \
     return result; \
-  }
+  } \
+  FOUND(name)
 #define UNPACK(...) __VA_ARGS__
 #define COLLECTIVE(name, types, real_names) OPERATION(name, -1, 0, types, real_names)
 
@@ -71,6 +81,7 @@ EXPORT int ncclGroupStart(void) {
   }
   return result;
 }
+FOUND(ncclGroupStart)
 
 #define GROUP_END(name, types, ...) \
   EXPORT int name types { \
@@ -81,7 +92,8 @@ EXPORT int ncclGroupStart(void) {
     inside--; \
     end_group(); \
     return result; \
-  }
+  } \
+  FOUND(name)
 GROUP_END(ncclGroupEnd, (void))
 GROUP_END(ncclGroupSimulateEnd, (void *info), info)
 
@@ -117,7 +129,8 @@ static comm *making(uint64_t key, int rank, int size, const config *made_with, c
     if (c) result = made(c, result, handle); \
     end_change(); \
     return result; \
-  }
+  } \
+  FOUND(name)
 static config *const made_with = NULL; /* where the function has no such argument */
 
 MAKE(ncclCommInitRank, hash(&id, sizeof id, 0), (void **handle, int size, unique_id id, int rank), (handle, size, id, rank), (&c->real, size, id, rank))
@@ -144,6 +157,7 @@ EXPORT int ncclCommInitAll(void **handles, int size, const int *devices) {
   free(real);
   return result;
 }
+FOUND(ncclCommInitAll)
 
 EXPORT int ncclCommSplit(void *handle, int color, int order, void **child, config *made_with) {
   comm *parent = comm_of(handle);
@@ -161,6 +175,7 @@ EXPORT int ncclCommSplit(void *handle, int color, int order, void **child, confi
   end_change();
   return result;
 }
+FOUND(ncclCommSplit)
 
 /* -- and ended */
 
@@ -175,7 +190,8 @@ EXPORT int ncclCommSplit(void *handle, int color, int order, void **child, confi
     pthread_mutex_unlock(&lock); \
     end_change(); \
     return result; \
-  }
+  } \
+  FOUND(name)
 END(ncclCommFinalize, 0)
 END(ncclCommDestroy, 1)
 END(ncclCommAbort, 1)
@@ -194,6 +210,7 @@ EXPORT int ncclCommGetAsyncError(void *handle, int *error) {
   pthread_mutex_unlock(&lock);
   return result;
 }
+FOUND(ncclCommGetAsyncError)
 
 #define KNOWN(name, value) \
   EXPORT int name(void *handle, int *answer) { \
@@ -204,7 +221,8 @@ EXPORT int ncclCommGetAsyncError(void *handle, int *error) {
     *answer = value; \
     pthread_mutex_unlock(&lock); \
     return SUCCESS; \
-  }
+  } \
+  FOUND(name)
 KNOWN(ncclCommCount, c->size)
 KNOWN(ncclCommUserRank, c->rank)
 KNOWN(ncclCommCuDevice, c->device)
@@ -215,6 +233,7 @@ EXPORT const char *ncclGetLastError(void *handle) {
   if (c && is_away()) return "";
   return get ? get(c ? c->real : handle) : "NCCL is not loaded";
 }
+FOUND(ncclGetLastError)
 
 EXPORT int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, void *handle) {
   comm *c = comm_of(handle);
@@ -226,6 +245,7 @@ EXPORT int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residen
   end_change();
   return result;
 }
+FOUND(ncclRedOpCreatePreMulSum)
 
 EXPORT int ncclRedOpDestroy(int op, void *handle) {
   comm *c = comm_of(handle);
@@ -236,6 +256,7 @@ EXPORT int ncclRedOpDestroy(int op, void *handle) {
   end_change();
   return result;
 }
+FOUND(ncclRedOpDestroy)
 
 /* -- what cannot be made again, or needs not be */
 
@@ -253,7 +274,8 @@ typedef struct { uint64_t first, second; } answer; /* in the two registers in wh
     answer result = function(c->real, a, b, d, e, f); \
     end_change(); \
     return result; \
-  }
+  } \
+  FOUND(name)
 HAND_ON(ncclCommRegister, REGISTERED)
 HAND_ON(ncclCommDeregister, 0)
 HAND_ON(ncclCommWindowRegister, REGISTERED)
@@ -288,7 +310,19 @@ EXPORT int ncclMemAlloc(void **memory, size_t size) {
   if (!result && !inside) uses_own_memory = 1;
   return result;
 }
+FOUND(ncclMemAlloc)
 
 /* The program has them, too, where it looks for them in all that is loaded. */
 EXPORT int ncclGetVersion(int *version) { return REAL("ncclGetVersion", (int *), version); }
+FOUND(ncclGetVersion)
 EXPORT int ncclGetUniqueId(unique_id *id) { return REAL("ncclGetUniqueId", (unique_id *), id); }
+FOUND(ncclGetUniqueId)
+
+/* Return the function that stands in front of this one of NCCL's, by whichever of its two names; NULL for no such. */
+void *function_in_front(const char *name) {
+  extern __attribute__((visibility("hidden"))) const named __start_in_front[], __stop_in_front[]; /* by the linker */
+  if (*name == 'p') name++;
+  for (const named *one = __start_in_front; one < __stop_in_front; one++)
+    if (!strcmp(one->name, name)) return one->function;
+  return NULL;
+}
