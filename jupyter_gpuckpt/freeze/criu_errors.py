@@ -45,7 +45,8 @@ class Cause(Enum):
     )
     DEVICE = (
         "handle_device_vma",
-        "A process of the {kernel} maps a device that cannot be saved; end that process and try again.",
+        "A process of the {kernel} maps a device that cannot be saved. If it has only just begun to use a GPU, save "
+        "again; otherwise end it and try again.",
     )
     FILE_CHANGED = ("bad size", "Put the file back as it was when the {kernel} was saved.")
     PORT_TAKEN = ("Address already in use", "Another program listens at a port of the snapshot; end it and try again.")

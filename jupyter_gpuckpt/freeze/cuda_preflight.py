@@ -113,9 +113,9 @@ def _uses_otherwise(pid: int, what: str) -> Refused:
         what,
         f"process {pid} ({name(pid)}) uses the GPU by {' or '.join(by) or 'something else than CUDA'}, and only what "
         "CUDA has there can be saved",
-        "Close it there (in Gymnasium: `env.close()`) and save again; if it cannot be closed, {restart}. Renderers can "
-        "use the processor (MuJoCo: `%env MUJOCO_GL=osmesa`, before it is imported), or a program outside of the "
-        "{kernel}.",
+        "If it is a child process, end it and try again. If it is the {kernel} itself, {restart}, and render on the "
+        "processor (MuJoCo: `%env MUJOCO_GL=osmesa`, before it is imported) or in a program of its own, which can be "
+        "ended before a save.",
         pid=pid,
         program=name(pid),
         by=by,

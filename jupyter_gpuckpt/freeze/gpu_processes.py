@@ -66,7 +66,7 @@ def has_context(pid: int) -> bool:
 
 def graphics_libraries(pid: int) -> list[str]:
     """Return by what else than CUDA a process may use a GPU: the names of what it has libraries of NVIDIA's for."""
-    mapped = mapped_files(pid)
+    mapped = set(mapped_files(pid))
     return [name for name, library in _GRAPHICS.items() if any(map(library.search, mapped))]
 
 

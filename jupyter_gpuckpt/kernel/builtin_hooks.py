@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ from . import devices, parking
 
 _AS_BEFORE = "The kernel was not saved; it keeps running."
 
+_OURS = b"gpuckpt"
+"""What handles of shared memory have in them that the library makes (`driver/sharing.c`)."""
+_TO_END = 1.0
+"""For how long a process of torch's that is only being started may take to end by itself, in seconds."""
 _PENDING = ("pending_futures", "pending_jobs", "_pending_work_items")
 _LATELY = 1  # the generation of objects that garbage is looked for in, with younger ones (gc)
 
@@ -163,12 +169,13 @@ def _refuse_shared_vram() -> None:
     """Refuse a kernel that shares GPU memory with other processes through torch.
 
     A process that has opened another's GPU memory (CUDA IPC) checkpoints well and is then lost at the restore, and
-    neither /proc nor the driver shows it beforehand; torch's own table of shared storages does.
+    neither /proc nor the driver shows it beforehand; torch's own table of shared storages does. What is shared by the
+    library that memory is parked by is known better: each process says how much of others' it has open.
     """
     reductions = sys.modules.get("torch.multiprocessing.reductions")
     for key, storage in list(getattr(reductions, "shared_cache", {}).items()):
         handle = key[0] if isinstance(key, tuple) else key  # CPU memory is known by a file's numbers
-        if isinstance(handle, bytes) and not storage.expired():
+        if isinstance(handle, bytes) and _OURS not in handle and not storage.expired():
             raise SaveFailed(
                 _AS_BEFORE,
                 "It shares GPU memory with other processes (torch.multiprocessing): the driver could not restore it.",
@@ -222,16 +229,36 @@ def _end_compile_workers() -> None:
 
     They are as many as the machine has processors, up to 32, each with all of torch imported, and would be saved with
     the kernel. torch starts new ones when it needs them (torch 2.11, `torch._inductor.async_compile`).
+
+    The one that starts the others imports torch for some seconds first, and asks the GPU for what it is: so it is not
+    left to come to that in the middle of the save.
     """
     compiling = sys.modules.get("torch._inductor.async_compile")
     if compiling is None:
         return
     with contextlib.suppress(Exception):
-        if all(_is_idle(pool) for pool in compiling._pool_set):
-            compiling.shutdown_compile_workers()
+        # Nothing is given to a pool before it has said that it is ready.
+        getting_ready = compiling.AsyncCompile._ready_future
+        pools = list(compiling._pool_set)
+        if all(_is_idle(pool, getting_ready) for pool in pools):
+            starting = [pool.process for pool in pools if _has_pending(pool)]
+            late = threading.Timer(_TO_END, lambda: [process.kill() for process in starting])
+            late.start()
+            try:
+                compiling.shutdown_compile_workers()
+            finally:
+                late.cancel()
 
 
-def _is_idle(pool: object) -> bool:
+def _is_idle(pool: object, getting_ready: object) -> bool:
     """Tell whether a pool of torch's is known to have nothing to do; its table has other names in other versions."""
     tables = [vars(pool)[name] for name in _PENDING if name in vars(pool)]
-    return bool(tables) and not any(tables)
+    return bool(tables) and all(one is getting_ready for table in tables for one in _values(table))
+
+
+def _has_pending(pool: object) -> bool:
+    return any(vars(pool).get(name) for name in _PENDING)
+
+
+def _values(table: Any) -> Iterable[object]:
+    return table.values() if isinstance(table, dict) else table

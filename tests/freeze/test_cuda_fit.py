@@ -254,7 +254,7 @@ def test_a_process_for_which_the_gpu_has_failed_is_to_be_restored_from_before() 
 def test_what_a_checkpointed_process_has_mapped_of_the_driver_is_told_by_the_library_that_it_is_for(
     tmp_path: Path,
 ) -> None:
-    library, device = tmp_path / "libnvidia-eglcore.so.580.1", Path(f"/dev/nvidia.gpuckpt-{os.getpid()}")
+    library, device = tmp_path / "libnvidia-opencl.so.580.1", Path(f"/dev/nvidia.gpuckpt-{os.getpid()}")
     for file in (library, device):
         file.write_bytes(bytes(4096))
     try:
@@ -263,7 +263,7 @@ def test_what_a_checkpointed_process_has_mapped_of_the_driver_is_told_by_the_lib
             with (
                 device.open("rb") as opened,
                 mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ),
-                pytest.raises(Refused, match="uses the GPU by OpenGL, and only what CUDA has"),
+                pytest.raises(Refused, match="uses the GPU by OpenCL, and only what CUDA has"),
             ):
                 cuda.refuse_other_use([os.getpid()])
     finally:
