@@ -25,7 +25,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10  # include/net/tcp_states.h
 SOCK_STREAM, SOCK_DGRAM = 1, 2
 _TASK_STOPPED = 3  # criu/include/pid.h
-_WHOLE_FILE = 2  # criu/include/file-lock.h, FL_FLOCK: of flock(2)
+_RANGE, _WHOLE_FILE, _OPEN_FILE_S = 1, 2, 4  # criu/include/file-lock.h: of fcntl(2), flock(2), and fcntl(2) again
 _VMA_REGULAR, _VMA_PRIVATE, _VMA_VVAR = 1 << 0, 1 << 6 | 1 << 9, 1 << 12  # criu/include/image.h, VMA_AREA_*
 _VMA_HEAP, _VMA_ANONYMOUS = 1 << 5, 1 << 9
 _MAP_PLAIN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
@@ -45,7 +45,7 @@ _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-opts,
-    # sk-unix, remap-file-path, pstree, mm, vma, core, seccomp and file-lock
+    # sk-unix, remap-file-path, pstree, mm, vma, core, seccomp, file-lock and tty
     "vma": [
         ("start", 1, _U64, ""),
         ("end", 2, _U64, ""),
@@ -108,6 +108,8 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("start", 5, _U64, ""),
         ("len", 6, _U64, ""),
     ],
+    "pty": [("index", 1, _U32, "")],
+    "tty": [("pty", 12, _MESSAGE, "pty")],
     "ids": [("files_id", 2, _U32, "")],
     "descriptor": [("id", 1, _U32, ""), ("fd", 4, _U32, "")],
     "remap": [("orig_id", 1, _U32, ""), ("remap_id", 2, _U32, ""), ("remap_type", 3, _U32, "")],
@@ -412,12 +414,16 @@ def abstract_names(images: Path) -> set[bytes]:
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock of a file that a saved tree holds: of `length` bytes from `start` on, 0 for all that follow."""
+    """A lock of a file that a saved tree holds: of `length` bytes from `start` on, 0 for all that follow.
+
+    One that `is_whole` is of flock(2), the others are of fcntl(2).
+    """
 
     path: str
     start: int
     length: int
     writes: bool
+    is_whole: bool
 
     def holds(self, byte: int) -> bool:
         """Tell whether this byte is locked by it."""
@@ -425,20 +431,29 @@ class Lock:
 
 
 def locks(images: Path) -> list[Lock]:
-    """Return the locks of ranges of files (fcntl(2)) that the tree holds."""
+    """Return the locks that the tree holds of files with a name (flock(2), fcntl(2))."""
     try:
         raw = (images / "filelocks.img").read_bytes()
     except FileNotFoundError:
         return []
-    paths = paths_by_id((images / "files.img").read_bytes())
+    paths, nameless = paths_by_id((images / "files.img").read_bytes()), _nameless(images)
     found = []
     for e in _entries(raw, "filelock"):
-        if e.flag & _WHOLE_FILE:
+        if e.flag not in (_RANGE, _WHOLE_FILE, _OPEN_FILE_S):
             continue
-        opened = _opened(images, e.pid)
-        if (path := paths.get(opened.get(e.fd, 0))) is not None:
-            found.append(Lock(path, e.start, e.len, e.type == fcntl.F_WRLCK))
+        file = _opened(images, e.pid).get(e.fd, 0)
+        if file in paths and file not in nameless:
+            found.append(Lock(paths[file], e.start, e.len, e.type == fcntl.F_WRLCK, e.flag == _WHOLE_FILE))
     return found
+
+
+def terminals(images: Path) -> set[int]:
+    """Return the numbers of the terminals that programs of the tree made (pty(7)): restored, they have the same."""
+    try:
+        raw = (images / "tty-info.img").read_bytes()
+    except FileNotFoundError:
+        return set()
+    return {e.pty.index for e in _entries(raw, "tty") if e.HasField("pty")}
 
 
 def _opened(images: Path, pid: int) -> dict[int, int]:

@@ -25,7 +25,10 @@ def describe() -> dict[str, list[str]]:
     modules = []
     files = [path for path in (sys.executable, getattr(sys, "_base_executable", "")) if path]
     for entry in sys.path:
-        path = os.path.abspath(entry)  # noqa: PTH100 - its links are the keeper's to follow
+        try:
+            path = os.path.abspath(entry)  # noqa: PTH100 - its links are the keeper's to follow
+        except FileNotFoundError:  # of a working folder that is gone nothing is imported
+            continue
         if os.path.isfile(path):  # noqa: PTH113
             files.append(path)  # an archive of modules
         elif os.path.basename(path) in _FOR_PACKAGES:  # noqa: PTH119

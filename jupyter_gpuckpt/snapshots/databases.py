@@ -55,8 +55,8 @@ def changing(locks: Iterable[Lock]) -> set[str]:
     Their content and the memory of the process belong together until it ends.
     """
     mains = set()
-    for lock in locks:
-        if lock.writes and lock.length and lock.holds(_RESERVED):  # others lock a file as a whole
+    for lock in (lock for lock in locks if not lock.is_whole):
+        if lock.writes and lock.length and lock.holds(_RESERVED):  # others lock all of a file
             mains.add(lock.path)
         elif lock.writes and lock.path.endswith("-shm") and lock.holds(_WAL_WRITER):
             mains.add(lock.path.removesuffix("-shm"))

@@ -120,6 +120,20 @@ def test_environment_variables_and_the_working_folder(notebook: Notebook, tmp_pa
     assert value(notebook, told) == before
 
 
+def test_a_working_folder_that_was_removed(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("import os; before = os.getcwd()")
+    try:
+        notebook.run(
+            f"os.mkdir({str(tmp_path / 'gone')!r}); os.chdir({str(tmp_path / 'gone')!r}); os.rmdir(os.getcwd())"
+        )
+        save(notebook)
+        notebook.run("os.chdir(before)")
+        restore(notebook)
+        assert value(notebook, "os.readlink('/proc/self/cwd')") == f"{tmp_path / 'gone'} (deleted)"
+    finally:
+        notebook.run("os.chdir(before)")
+
+
 # -- threads, tasks and time
 
 

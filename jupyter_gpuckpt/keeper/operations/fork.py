@@ -43,6 +43,7 @@ from ..gpu.bring_back import GpuReturn
 from ..gpu.parked import parked_in
 from ..owner import owner_of
 from ..staging import claim_memory, vram_files
+from ..taken import refuse_for_copies
 from ..unsaved import saved_by
 from .fresh_sleeper import FreshSleeper, make_lifetime_files, plan_restore, resume
 from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
@@ -189,6 +190,7 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress:
         take_it = _of_snapshot if wanted.snapshot else _of_kernel
         with _told_of_a_fork():
             capture = await take_it(keeper, operation, directory, program, progress, wanted, tidying)
+        await asyncio.to_thread(refuse_for_copies, _NOT_FORKED, capture.criu, wanted.count)
         await progress.enter(_starting(0, wanted.count), cancellable=False)
         kernels, warnings = await _bring_up(keeper, capture, wanted, progress)
         if capture.gpu_map is not None:

@@ -14,6 +14,7 @@ from ...freeze import cuda
 from ...freeze.criu_program import CriuProgram
 from ...freeze.long_runs import LongRuns
 from ...freeze.parking import PARKED, Parked, single_hashes
+from ...snapshots.naming import NOT_RESTORED
 from ...snapshots.summary import current_name
 from ...store import HASH_OF_ZEROS, HOLE, Manifest, Snapshot, Store, Taker
 from .. import preflight
@@ -21,6 +22,7 @@ from ..gpu.bring_back import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.parked import parked_in
 from ..staging import vram_files
+from ..taken import refuse_taken
 from .fresh_sleeper import FreshSleeper, RestorePlan
 from .parts import CRIU_IMAGES, VRAM
 from .progress import OperationProgress
@@ -120,7 +122,9 @@ class PreparedRestore:
             await progress.or_cancelled(new.furnish(snapshot))
             progress.watch.begin("files")
             await new.refuse_without_criu(program)
-            await asyncio.to_thread(preflight.check_files, snapshot, new.space.path("/"))
+            root = new.space.path("/")
+            await asyncio.to_thread(preflight.check_files, snapshot, root)
+            await asyncio.to_thread(refuse_taken, NOT_RESTORED, snapshot.directory / CRIU_IMAGES, root, leaving)
             may_keep = program.new_connections
             found = await asyncio.to_thread(preflight.warnings, snapshot, leaving, may_keep_connections=may_keep)
             warnings = [*fits.notes, *new.notes(), *found]

@@ -1,0 +1,139 @@
+"""Locks of files and terminals, which only one program can have: where another has them, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from copies import Fork, forking
+from notebooks import Notebook
+
+from jupyter_gpuckpt.errors import Refused
+
+pytestmark = pytest.mark.shared_kernel
+
+LOCKING = """
+    import fcntl, os, struct
+    def lock(kind):
+        file = open(os.path.join(folder, kind), "w")
+        if kind == "flock":
+            fcntl.flock(file, fcntl.LOCK_EX)
+        elif kind == "lockf":
+            fcntl.lockf(file, fcntl.LOCK_EX, 10, 5)
+        else:  # of the open file (fcntl(2), F_OFD_SETLK)
+            fcntl.fcntl(file, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 10, 20, 0))
+        return file
+    files = [lock(kind) for kind in ("flock", "lockf", "open file")]
+    alive = 41
+"""
+
+
+@pytest.fixture
+def locked(notebook: Notebook, tmp_path: Path) -> Path:
+    """Have the kernel lock files in a folder, in every way that there is."""
+    notebook.run(f"folder = {str(tmp_path)!r}")
+    notebook.run(LOCKING)
+    return tmp_path
+
+
+@contextlib.contextmanager
+def locking(path: Path) -> Iterator[None]:
+    """Have this process lock a file of the kernel's, in each way that excludes one of the kernel's."""
+    with path.open("r+") as file:
+        if path.name == "flock":
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        else:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def assert_held(folder: Path) -> None:
+    for path in folder.iterdir():
+        with pytest.raises(BlockingIOError), locking(path):
+            pass
+
+
+def refused(notebook: Notebook, line: str) -> str:
+    answer = notebook.fails(line)
+    assert answer.ename == "Refused", answer.text
+    return answer.text
+
+
+def test_what_another_program_has_locked_since_is_named_and_the_running_kernel_is_not_touched(
+    notebook: Notebook, locked: Path
+) -> None:
+    notebook.run("%gpuckpt save a")
+    notebook.run("%gpuckpt restore a")  # the running kernel's own locks are no obstacle
+    assert_held(locked)
+    notebook.run("[file.close() for file in files]; alive = 42")
+    for path in locked.iterdir():
+        with locking(path):
+            assert f"{path} (process {os.getpid()}, " in refused(notebook, "%gpuckpt restore a")
+    assert notebook.value("alive") == "42"
+    with (locked / "lockf").open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX, 5, 0)  # other bytes than the kernel's
+        notebook.run("%gpuckpt restore a")
+    assert notebook.value("alive") == "41"
+    assert_held(locked)
+
+
+def test_a_kernel_stays_hibernated_while_another_program_has_its_lock(notebook: Notebook, locked: Path) -> None:
+    with notebook.keeper as keeper:
+        keeper.request("hibernate")
+        with locking(locked / "flock"), pytest.raises(Refused, match=r"another program has now: .*flock"):
+            keeper.request("wake")
+    assert notebook.value("alive") == "41"
+    assert_held(locked)
+
+
+def test_a_terminal_that_is_another_programs_now_is_named_and_the_running_kernel_is_not_touched(
+    notebook: Notebook,
+) -> None:
+    notebook.run("import os; ends = os.openpty(); name = os.ttyname(ends[1])")
+    name = notebook.value("name")
+    notebook.run("%gpuckpt save a")
+    notebook.run("%gpuckpt restore a")
+    notebook.run("[os.close(end) for end in ends]; name = 'closed'")
+    with terminal(name):
+        assert name in refused(notebook, "%gpuckpt restore a")
+    assert notebook.value("name") == "closed"
+    notebook.run("%gpuckpt restore a")
+    assert notebook.value("os.ttyname(ends[1])") == name
+    notebook.run("[os.close(end) for end in ends]")
+
+
+@contextlib.contextmanager
+def terminal(name: str) -> Iterator[None]:
+    """Have this process make the terminal of that name: the system gives the lowest number that is free."""
+    with contextlib.ExitStack() as closing:
+        made = ""
+        while made != name:
+            for end in (ends := os.openpty()):
+                closing.callback(os.close, end)
+            made = os.ttyname(ends[1])
+        yield
+
+
+def test_a_copy_is_refused_what_the_kernel_has_alone(notebook: Notebook, locked: Path) -> None:
+    with forking() as fork:
+        assert_refused(fork, notebook, str(locked / "lockf"))
+        notebook.run("%gpuckpt save a")
+        assert_refused(fork, notebook, str(locked / "flock"), snapshot="a")
+        notebook.run("[file.close() for file in files]; ends = os.openpty()")
+        assert_refused(fork, notebook, "/dev/pts/")
+        notebook.run("[os.close(end) for end in ends]")
+        assert_refused(fork, notebook, str(locked / "open file"), snapshot="a", count=2)
+        (copy,) = fork(notebook, snapshot="a")  # of which nobody has the locks now
+        assert copy.value("alive") == "41"
+        assert_held(locked)
+
+
+def assert_refused(fork: Fork, notebook: Notebook, named: str, **request: object) -> None:
+    with pytest.raises(Refused) as refusal:
+        fork(notebook, **request)
+    assert named in refusal.value.why
+    assert refusal.value.what == "The kernel was not forked; it keeps running."
