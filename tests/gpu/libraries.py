@@ -44,6 +44,8 @@ step()
 """
 
 _LIGHTNING = """
+# It imports mpi4py where that is installed, whose daemon would open the GPUs by OpenCL.
+os.environ["HWLOC_COMPONENTS"] = "-opencl"
 import lightning
 
 class Net(lightning.LightningModule):
