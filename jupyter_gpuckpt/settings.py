@@ -235,7 +235,7 @@ io_uring = Setting(
     "GPUCKPT_IO_URING",
     is_on,
     lambda: False,
-    what="`on`: new kernels and jobs may use io_uring, which CRIU cannot save",
+    what="`on`: new kernels and jobs may use io_uring and Multipath TCP, which CRIU cannot save",
     without="as root, they find none; with the broker, they may",
     more="troubleshooting.md#a-save-does-not-work",
 )

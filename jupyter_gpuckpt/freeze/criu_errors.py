@@ -52,8 +52,23 @@ class Cause(Enum):
     PORT_TAKEN = ("Address already in use", "Another program listens at a port of the snapshot; end it and try again.")
     FILE_SYSTEM_GONE = (
         "Can't lookup mount",
-        "Close files on file systems that were mounted or unmounted after the {kernel}'s start, and try again.",
+        "Close files on file systems that were mounted or unmounted after the {kernel}'s start, and POSIX message "
+        "queues, and try again.",
     )
+    OPEN_DEVICE = (
+        "of that type [",
+        "A process of the {kernel} has a device open that cannot be saved (`ls -l /dev` has its numbers); close it and "
+        "try again.",
+    )
+    NETLINK = (
+        "The socket has data to read",
+        "Have the {kernel} read what waits in its netlink socket, or close it, and try again.",
+    )
+    CREDENTIALS = (
+        "Control messages in queue",
+        "Have the {kernel} read what waits in its Unix sockets with SO_PASSCRED, and try again.",
+    )
+    SECRET_MEMORY = ("/secretmem", "End the process that uses memfd_secret, and try again.")
     OTHER_ROOT = (
         "Unable to connect a transport socket",
         "A process that has changed its root folder (chroot) cannot be saved; end it and try again.",

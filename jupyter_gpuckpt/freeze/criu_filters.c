@@ -10,6 +10,8 @@
  * criu reads that from /proc/PID/status (`Seccomp`; the number, since Linux 5.9, is `Seccomp_filters`).
  */
 #define _GNU_SOURCE
+#include "criu_counters.h"
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,6 +68,8 @@ static int is_status(int fd)
 PUBLIC ssize_t read(int fd, void *buffer, size_t room)
 {
 	ssize_t size = syscall(SYS_read, fd, buffer, room);
+	if (size > 4 && memcmp(buffer, "pos:", 4) == 0)
+		show_semaphore(buffer, size);
 	if (size <= (ssize_t)strlen(first_line) || memcmp(buffer, first_line, strlen(first_line)) != 0)
 		return size;
 	char *at = memmem(buffer, size, mode, strlen(mode));

@@ -45,7 +45,8 @@ _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     # message: (field, number, type, message type); numbers from fdinfo, regfile, sk-inet, sk-opts,
-    # sk-unix, remap-file-path, pstree, mm, vma, core, seccomp, file-lock and tty
+    # sk-unix, remap-file-path, pstree, mm, vma, core, seccomp, file-lock,
+    # timerfd and tty
     "vma": [
         ("start", 1, _U64, ""),
         ("end", 2, _U64, ""),
@@ -88,6 +89,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("id", 2, _U32, ""),
         ("reg", 3, _MESSAGE, "reg"),
         ("isk", 4, _MESSAGE, "inet"),
+        ("tfd", 12, _MESSAGE, "timer"),
         ("usk", 16, _MESSAGE, "unix"),
     ],
     "task": [
@@ -108,6 +110,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("start", 5, _U64, ""),
         ("len", 6, _U64, ""),
     ],
+    "timer": [("vsec", 7, _U64, ""), ("vnsec", 8, _U64, ""), ("isec", 9, _U64, ""), ("insec", 10, _U64, "")],
     "pty": [("index", 1, _U32, "")],
     "tty": [("pty", 12, _MESSAGE, "pty")],
     "ids": [("files_id", 2, _U32, "")],
@@ -636,6 +639,8 @@ def rewrite_files(
             e.isk.src_port = port(e.isk.src_port)
             if (e.isk.dst_port, _address(e.isk.dst_addr)) in datagrams:
                 e.isk.dst_port = port(e.isk.dst_port)
+        if e.HasField("tfd"):
+            _let_go_on(e.tfd)
         if e.HasField("usk") and e.usk.name[:1] == b"\0":
             e.usk.name = b"\0" + abstract_name(e.usk.name[1:])
         elif e.HasField("usk") and (path := _socket_path(e.usk)) is not None:
@@ -650,6 +655,16 @@ def rewrite_files(
                 e.reg.ClearField("size")
         out += _packed(e)
     target.write_bytes(bytes(out))
+
+
+def _let_go_on(timer: Any) -> None:
+    """Have a timer (timerfd_create(2)) that was due, and not read since, fire again after its interval.
+
+    The system begins the next interval when it is read, and shows no time until then, which criu takes for a timer that
+    is off.
+    """
+    if not (timer.vsec or timer.vnsec):
+        timer.vsec, timer.vnsec = timer.isec, timer.insec
 
 
 def _close(isk: Any) -> None:

@@ -66,7 +66,7 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int], apart: Co
                 tracer=tracer,
             )
     for pid in sorted(tree):
-        for what, then in _obstacles(pid):
+        for what, then in _obstacles(pid, kernel):
             raise Refused(
                 "The save was refused; nothing was touched.",
                 f"Process {pid} ({processes.name(pid)}) {what}, which CRIU cannot save.",
@@ -89,8 +89,26 @@ _IO_URING = (b"io_uring", b"IO_URING")
 """What stands in a library that can open an io_uring: calls of liburing, or the variable that switches it in libuv."""
 
 
-def _obstacles(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield what a process has that criu would only refuse when it is paused, and what to do about it."""
+_NO_TCP = {"MPTCP": "Multipath TCP", "SMC": "SMC", "SCTP": "SCTP", "AF_VSOCK": "vsock", "XDP": "XDP", "ALG": "AF_ALG"}
+"""Sockets that criu does not know, by what the system calls their protocol."""
+
+
+def _obstacles(pid: int, kernel: int) -> Iterator[tuple[str, str]]:
+    """Yield what a process has that criu would only refuse when it is paused, or restored, and what to do about it."""
+    own, of_kernel = processes.namespaces(pid), processes.namespaces(kernel)
+    if other := sorted(kind for kind, link in own.items() if link != of_kernel.get(kind, link)):
+        yield (
+            f"is in a namespace of its own ({', '.join(other)})",
+            "End it for the save (a container, a sandbox such as bubblewrap or a browser's, `unshare`), and try again.",
+        )
+    if other := sorted(processes.protocols(pid) & _NO_TCP.keys()):
+        yield (
+            f"has a socket of {' and '.join(_NO_TCP[one] for one in other)}",
+            "If it is written in Go, start it again with GODEBUG=multipathtcp=0 in its environment: then it uses TCP. "
+            "Else close the socket, and try again."
+            if other == ["MPTCP"]
+            else "Close the socket, or end the process, and try again.",
+        )
     if any(path.startswith("/SYSV") for path in processes.mapped_files(pid)):
         yield (
             "uses System V shared memory",

@@ -275,6 +275,25 @@ def open_files(pid: int) -> Iterator[str]:
                 yield str(fd.readlink())
 
 
+def namespaces(pid: int) -> dict[str, str]:
+    """Return the namespaces that a process is in (namespaces(7)), by kind; none when it is gone, or is another's."""
+    with contextlib.suppress(OSError):
+        links = {kind.name: str(kind.readlink()) for kind in Path(f"/proc/{pid}/ns").iterdir()}
+        return {kind: link for kind, link in links.items() if not kind.endswith("_for_children")}
+    return {}
+
+
+def protocols(pid: int) -> set[str]:
+    """Return the protocols of a process's sockets, as the system calls them (`TCP`, `NETLINK`)."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(fd.readlink()).startswith("socket:"):
+                    found.add(os.getxattr(fd, "system.sockprotoname").rstrip(b"\0").decode("ascii", "replace"))
+    return found
+
+
 def resident_bytes(pids: Iterable[int]) -> int:
     """Return the resident memory of these processes together, in bytes."""
     pages = 0

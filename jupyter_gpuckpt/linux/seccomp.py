@@ -1,7 +1,8 @@
 """Filters of system calls (seccomp(2)): how they are written and installed, and the one that forbids io_uring.
 
 CRIU cannot dump an io_uring. Libraries that open one (libuv, and so uvloop, Node and torch's TCPStore) do without where
-the system answers that it knows none, as it does in most containers.
+the system answers that it knows none, as it does in most containers. The same is true of sockets of Multipath TCP, by
+which servers written in Go listen (since Go 1.24) where the system knows it: else they listen by TCP.
 
 For `spawning.py` and the broker: like the former it imports next to nothing.
 """
@@ -42,8 +43,10 @@ NUMBER, ARCHITECTURE = 0, 4
 
 _ERRNO = 0x00050000  # linux/seccomp.h
 _SET_MODE_FILTER, _SPEC_ALLOW = 1, 4  # linux/seccomp.h
-_MACHINES = {"x86_64": (0xC000003E, 317), "aarch64": (0xC00000B7, 277)}
-"""audit's name of a machine (linux/audit.h), and seccomp's number there (asm/unistd.h)."""
+_MACHINES = {"x86_64": (0xC000003E, 317, 41), "aarch64": (0xC00000B7, 277, 198)}
+"""audit's name of a machine (linux/audit.h), and the numbers of seccomp and socket there (asm/unistd.h)."""
+_PROTOCOL = 32  # linux/seccomp.h, the third argument of a call: its lower half, as both machines have it
+_MPTCP = 262  # linux/in.h
 _IO_URING_SETUP, _IO_URING_REGISTER = 425, 427  # asm-generic/unistd.h, io_uring_enter between them; everywhere the same
 _FIRST_USER_NAMESPACE = 0xEFFFFFFD  # linux/nsfs.h, USER_NS_INIT_INO
 
@@ -90,7 +93,7 @@ def machine() -> int:
     return _machine()[0]
 
 
-def _machine() -> tuple[int, int]:
+def _machine() -> tuple[int, int, int]:
     try:
         return _MACHINES[os.uname().machine]
     except KeyError as e:
@@ -119,20 +122,25 @@ def install(code: list[bytes], flags: int = 0) -> None:
 
 
 def against_io_uring() -> list[bytes]:
-    """Return the filter in which io_uring does not exist. Raises as `machine`."""
+    """Return the filter in which io_uring and Multipath TCP do not exist. Raises as `machine`."""
     return [
         step(LOAD, ARCHITECTURE),
-        step(IF_EQUAL, machine(), 0, 4),
+        step(IF_EQUAL, machine(), 0, 8),
         step(LOAD, NUMBER),
-        step(IF_AT_LEAST, _IO_URING_SETUP, 0, 2),
-        step(IF_MORE, _IO_URING_REGISTER, 1, 0),
+        step(IF_EQUAL, _machine()[2], 3),
+        step(IF_AT_LEAST, _IO_URING_SETUP, 0, 5),
+        step(IF_MORE, _IO_URING_REGISTER, 4, 0),
         step(RETURN, _ERRNO | errno.ENOSYS),
+        step(LOAD, _PROTOCOL),
+        step(IF_EQUAL, _MPTCP, 0, 1),
+        step(RETURN, _ERRNO | errno.EPROTONOSUPPORT),
         step(RETURN, ALLOW),
     ]
 
 
 def forbid_io_uring() -> None:
-    """Have the system tell this process, and all that it becomes and starts, that it knows no io_uring (ENOSYS).
+    """Have the system tell this process, and all that it becomes and starts, that it knows no io_uring (ENOSYS),
+    and no Multipath TCP (EPROTONOSUPPORT).
 
     Does nothing where that would keep the process from being saved. To dump what has a filter, criu suspends it
     (ptrace(2), PTRACE_O_SUSPEND_SECCOMP), which takes CAP_SYS_ADMIN in the first user namespace: a broker's criu, which

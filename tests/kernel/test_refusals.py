@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from notebooks import Answer, Notebook, wait_until
+from notebooks import Answer, Notebook, StartKernel, wait_until
 
 
 def processes_of(notebook: Notebook) -> set[int]:
@@ -191,6 +191,55 @@ def test_system_v_shared_memory_is_named_before_anything_is_frozen(
     assert "uses System V shared memory" in answer.text
     notebook.run("libc.shmdt(ctypes.c_void_p(address))")
     saves_and_restores(notebook)
+
+
+def test_a_child_in_a_namespace_of_its_own_is_named_before_anything_is_frozen(
+    notebook: Notebook, cannot_save: Callable[[], Answer]
+) -> None:
+    """As sandboxes and containers have them; with one of the network alone, it could be saved, and not restored."""
+    notebook.run("""
+        import subprocess
+        child = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo there; exec sleep 1000"], stdout=-1)
+        child.stdout.readline(); alive = 41
+    """)
+    answer = cannot_save()
+    assert answer.ename == "Refused"
+    assert "is in a namespace of its own (net)" in answer.text
+    notebook.run("child.kill(); child.wait()")
+    saves_and_restores(notebook)
+
+
+def test_messages_that_wait_in_sockets_and_cannot_be_saved(
+    notebook: Notebook, cannot_save: Callable[[], Answer]
+) -> None:
+    """Those of netlink, and those that have their sender's credentials: once they are read, the kernel is saved."""
+    notebook.run("""
+        import socket, struct
+        netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+        netlink.send(struct.pack("=LHHLLBBHiLL", 32, 18, 0x301, 1, 0, 0, 0, 0, 0, 0, 0))  # RTM_GETLINK
+    """)
+    assert "Have the kernel read what waits in its netlink socket" in cannot_save().text
+    notebook.run("netlink.recv(65536); netlink.close()")
+    notebook.run("here, there = socket.socketpair(); there.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)")
+    notebook.run("here.send(b'from me')")
+    assert "Have the kernel read what waits in its Unix sockets with SO_PASSCRED" in cannot_save().text
+    assert notebook.value("there.recvmsg(100, 100)[0]") == "b'from me'"
+    saves_and_restores(notebook)
+
+
+def test_a_socket_of_multipath_tcp_is_named_before_anything_is_frozen(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of root find none, and programs do without; where it was let be, the save is refused."""
+    listening = "import socket; s = socket.socket(proto=262); s.listen()"
+    assert "Protocol not supported" in start().fails(listening).text
+    monkeypatch.setenv("GPUCKPT_IO_URING", "on")
+    notebook = start()
+    notebook.run(listening)
+    answer = notebook.fails("%gpuckpt save here")
+    assert answer.ename == "Refused"
+    assert "has a socket of Multipath TCP" in answer.text
+    assert "GODEBUG=multipathtcp=0" in answer.text
 
 
 def test_a_child_at_a_terminal_of_its_own_is_saved(notebook: Notebook) -> None:

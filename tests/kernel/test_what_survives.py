@@ -465,7 +465,13 @@ def test_descriptors_that_are_no_files(notebook: Notebook) -> None:
         mask = struct.pack("Q128x", 1 << (signal.SIGUSR2 - 1))
         signals = ctypes.CDLL(None).signalfd(-1, mask, 0)
         watch = select.epoll(); watch.register(counter, select.EPOLLIN)
-        everything = memory, counter, timer, signals, watch.fileno()
+        semaphore = ctypes.CDLL(None).eventfd(3, 1)  # EFD_SEMAPHORE
+        take = lambda: struct.unpack("Q", os.read(semaphore, 8))[0]
+        due = ctypes.CDLL(None).timerfd_create(1, 0)  # every 10 ms, and not read before the save
+        ctypes.CDLL(None).timerfd_settime(due, 0, struct.pack("qqqq", 0, 10**7, 0, 10**7), None)
+        select.select([due], [], [])
+        ticks = lambda: [select.select([due], [], [], 60)[0] and os.read(due, 8) and "tick" for _ in range(3)]
+        everything = memory, counter, timer, signals, watch.fileno(), semaphore, due
         look = lambda: (os.pread(memory, 100, 0), struct.unpack("Q", os.read(counter, 8))[0])
     """)
     polled = "watch.poll(0) == [(counter, select.EPOLLIN)]"
@@ -477,6 +483,8 @@ def test_descriptors_that_are_no_files(notebook: Notebook) -> None:
     restore(notebook)
     assert value(notebook, polled) == "True"
     assert value(notebook, "look()") == "(b'in memory', 7)"
+    assert value(notebook, "[take(), take(), take()]") == "[1, 1, 1]"
+    assert value(notebook, "ticks()") == "['tick', 'tick', 'tick']"
     assert value(notebook, "[os.readlink(f'/proc/self/fd/{fd}') for fd in (timer, signals)]") == (
         "['anon_inode:[timerfd]', 'anon_inode:[signalfd]']"
     )
