@@ -490,6 +490,25 @@ def test_descriptors_that_are_no_files(notebook: Notebook) -> None:
     )
 
 
+def test_descriptors_that_are_on_their_way_and_those_of_processes(notebook: Notebook) -> None:
+    """What one process has sent another by a Unix socket and is not received yet; pidfd, as asyncio uses it."""
+    notebook.run("""
+        import os, signal, socket, subprocess
+        here, there = socket.socketpair(); reader, writer = os.pipe(); os.write(writer, b"in the pipe")
+        socket.send_fds(here, [b"a pipe"], [reader]); os.close(reader)
+        child = subprocess.Popen(["sleep", "1000"]); process = os.pidfd_open(child.pid)
+        def receive():
+            said, (end,), *_ = socket.recv_fds(there, 100, 1)
+            return said, os.read(end, 100)
+    """)
+    save(notebook)
+    assert value(notebook, "receive()") == "(b'a pipe', b'in the pipe')"
+    notebook.run("child.kill(); child.wait(); os.close(process)")
+    restore(notebook)
+    assert value(notebook, "receive()") == "(b'a pipe', b'in the pipe')"
+    assert value(notebook, "signal.pidfd_send_signal(process, signal.SIGKILL) or child.wait()") == "-9"
+
+
 def test_sqlite_in_memory(notebook: Notebook) -> None:
     notebook.run("""
         import sqlite3
