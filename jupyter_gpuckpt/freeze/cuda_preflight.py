@@ -128,6 +128,7 @@ def preflight(
     peers: Mapping[int, Mapping[str, int]] | None = None,
     *,
     connected: Container[int] = (),
+    sharing: Container[int] = (),
     room_later: bool = False,
 ) -> dict[int, Refused]:
     """Refuse a save of these CUDA processes that could not be done or could not be undone.
@@ -139,7 +140,8 @@ def preflight(
     of GPU memory the process's allocators know of (``total``), of the largest single allocation (``largest``), and of
     the largest piece that can be parked (``part``); this alone, where GPUs had access to such pieces only.
     With `room_later`, room in host memory is looked for later (`refuse_without_memory`).
-    The NCCL communicators of those that are `connected` will be taken down before they are frozen (`nccl`).
+    The NCCL communicators of those that are `connected` will be taken down before they are frozen (`nccl`). Those that
+    are `sharing` have closed then what they have open of others' memory, as `refuse_together` has it.
 
     Raises
     ------
@@ -150,7 +152,7 @@ def preflight(
         return {}
     unless_parked: dict[int, Refused] = {}
     _has_checkpoint_api(worker)
-    refuse_together([pid for pid in pids if pid not in connected])
+    refuse_together([pid for pid in pids if pid not in connected], sharing)
     gpus, usage = worker.gpus(), worker.usage()
     _no_mig(_NOT_TOUCHED, gpus)
     for pid in pids:
@@ -461,10 +463,11 @@ def _no_peers_afterwards(pid: int, largest: int, unknown: int) -> Refused:
     )
 
 
-def refuse_together(pids: Sequence[int]) -> None:
+def refuse_together(pids: Sequence[int], sharing: Container[int] = ()) -> None:
     """Refuse processes that have each other's GPU memory open: the driver checkpoints them and cannot restore them.
 
-    Measured (580.159, H200): the restore of one gives CUDA_ERROR_OPERATING_SYSTEM (304), and it is lost.
+    Measured (580.159, H200): the restore of one gives CUDA_ERROR_OPERATING_SYSTEM (304), and it is lost. Those that are
+    `sharing` memory by no handle of the driver's, but events alone, come back (580.159, H200).
 
     Raises
     ------
@@ -477,7 +480,7 @@ def refuse_together(pids: Sequence[int]) -> None:
             "Call `torch.distributed.destroy_process_group()` in each of them, save, and `init_process_group()` again.",
             pids=together,
         )
-    if together := sharing_memory(pids):
+    if together := sharing_memory([pid for pid in pids if pid not in sharing]):
         raise Refused(
             _NOT_TOUCHED,
             f"processes {', '.join(map(str, together))} share GPU memory (CUDA IPC, as torch.multiprocessing does), or "

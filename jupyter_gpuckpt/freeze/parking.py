@@ -352,9 +352,10 @@ class Parking:
         self.parked = replace(self.parked, thread=inner)
         return True
 
-    def imports(self) -> int:
-        """Return how many blocks of others' GPU memory the process has open in which no Python code runs."""
-        return self._channel.imports()
+    @property
+    def channel(self) -> ParkingChannel:
+        """How the process is talked to from `halt` on, until it has parked or goes on."""
+        return self._channel
 
     def go_on(self) -> None:
         """Let a process go on that was to park."""

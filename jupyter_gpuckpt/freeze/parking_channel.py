@@ -14,6 +14,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
@@ -26,12 +27,15 @@ __all__ = [
     "THREAD",
     "ParkingChannel",
     "Places",
-    "imports",
+    "Sharing",
+    "bring_imports_back",
     "make_fifos",
     "parkable",
     "path_of",
+    "put_imports_away",
     "refuse",
     "run_on",
+    "sharing",
     "waits",
     "watch_gate",
 ]
@@ -42,6 +46,7 @@ THREAD = "gpuckpt-parking"
 """The name of that thread."""
 _SIGNAL = 62
 _HERE = 5.0  # how long the thread may take to answer the signal, in seconds
+_SHARES = 60.0  # how long it may take over others' memory, for which it asks them, in seconds
 
 Places = list[tuple[str, int]]
 """The UUIDs of the GPUs that a process sees, in its order, with bytes on each."""
@@ -50,6 +55,22 @@ _PLACE = re.compile(rb"([0-9a-f]{32})=([0-9]{1,18})")
 _MOST = 4096
 """Bytes of a line at most: what says more is no library of ours."""
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What of other processes' GPU memory a process has open (`kernel/driver/sharing.c`).
+
+    Attributes
+    ----------
+    imports : how many blocks, by handles of the library's.
+    by_driver : whether it may have shared memory by the driver's own handles.
+    owners : whose the blocks are, by pids in their own namespace; empty where that is not known.
+    """
+
+    imports: int = 0
+    by_driver: bool = True
+    owners: tuple[int, ...] = ()
 
 
 class ParkingChannel:
@@ -98,11 +119,26 @@ class ParkingChannel:
             if not first or line.split()[:1] == [first]:
                 return line
 
-    def imports(self) -> int:
-        """Return how many blocks of others' GPU memory the process has open (`kernel/driver/sharing.c`)."""
+    def sharing(self) -> Sharing:
+        """Return what of others' GPU memory the process has open."""
         self.say("imports")
-        words = self.hear(_HERE, b"imports").split()
-        return int(words[1]) if len(words) == 2 and words[1].isdigit() else 0
+        words = self.hear(_HERE, b"imports").split()[1:]
+        if not words or not all(word.isdigit() for word in words):
+            return Sharing()
+        imports, *more = map(int, words)
+        return Sharing(imports, not more or more[0] > 0, tuple(more[1:]))
+
+    def put_imports_away(self) -> bool:
+        """Have the process close others' memory, and keep its addresses; tell whether it did."""
+        return self._did(b"away")
+
+    def bring_imports_back(self) -> bool:
+        """Have the process open again what it has put away; tell whether it did."""
+        return self._did(b"back")
+
+    def _did(self, what: bytes) -> bool:
+        self.say(what.decode())
+        return self.hear(_SHARES, what) == what + b" 0"
 
     def close(self) -> None:
         """Close the FIFOs."""
@@ -116,10 +152,22 @@ def parkable(run_dir: Path, pid: int) -> Places:
         return places or []
 
 
-def imports(run_dir: Path, pid: int) -> int:
-    """Return how many blocks of others' GPU memory a process (`pid` on this machine) has open through the library."""
+def sharing(run_dir: Path, pid: int) -> Sharing:
+    """Return what of others' GPU memory a process (`pid` on this machine) has open."""
     with _talk(run_dir, pid) as (channel, places):
-        return channel.imports() if channel is not None and places is not None else 0
+        return channel.sharing() if channel is not None and places is not None else Sharing()
+
+
+def put_imports_away(run_dir: Path, pid: int) -> bool:
+    """Have a process (`pid` on this machine) close others' memory, as `ParkingChannel.put_imports_away`."""
+    with _talk(run_dir, pid) as (channel, places):
+        return channel is not None and places is not None and channel.put_imports_away()
+
+
+def bring_imports_back(run_dir: Path, pid: int) -> bool:
+    """Have a process (`pid` on this machine) open it again; a process without the library has put nothing away."""
+    with _talk(run_dir, pid) as (channel, places):
+        return channel is None or (places is not None and channel.bring_imports_back())
 
 
 def watch_gate(run_dir: Path, pid: int) -> None:

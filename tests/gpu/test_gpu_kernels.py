@@ -343,11 +343,56 @@ def test_a_snapshot_that_finds_no_room_on_the_gpu_is_refused_beforehand(start: S
     assert notebook.value("int(x.sum().item())") == str(2**30)
 
 
+_SHARES = """
+def hold(queue, done):
+    tensors = []
+    while (given := queue.get()) is not None:
+        if given == "add":
+            for tensor in tensors:
+                tensor += 1
+        else:
+            tensors.append(given)
+        done.put([float(tensor.sum()) for tensor in tensors])
+"""
+
+
 @pytest.mark.shared_kernel(False)
-def test_shared_gpu_memory_is_refused_beforehand(notebook: Notebook, tmp_path: Path) -> None:
-    Path(tmp_path, "child_of_mine.py").write_text(
-        "def hold(queue, done):\n    t = queue.get()\n    done.put(float(t.sum()))\n    done.put(queue.get())\n"
+def test_tensors_that_a_child_has_open_are_shared_after_a_save_and_a_restore(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    Path(tmp_path, "child_of_mine.py").write_text(_SHARES)
+    notebook.run(
+        f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+import torch, torch.multiprocessing as mp, child_of_mine
+context = mp.get_context("spawn"); queue, done = context.Queue(), context.Queue()
+child = context.Process(target=child_of_mine.hold, args=(queue, done)); child.start()
+small, large = torch.ones(1000, device="cuda"), torch.ones(2**28, device="cuda")
+def ask(what):
+    queue.put(what)
+    return done.get(timeout=60)
+ask(small), ask(large)
+""",
+        timeout=180,
     )
+    added = "[2000.0, 536870912.0] 2000.0 536870912.0"
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert notebook.value("ask('add'), small.sum().item(), large.double().sum().item()") == added
+    for _ in range(2):
+        notebook.run("%gpuckpt restore here", timeout=120)
+        assert notebook.value("small.sum().item(), large.double().sum().item()") == "1000.0 268435456.0"
+        assert notebook.value("ask('add'), small.sum().item(), large.double().sum().item()") == added
+        assert notebook.value("ask(torch.ones(10, device='cuda'))[-1]") == "10.0"
+    notebook.run("queue.put(None); child.join(20)")
+
+
+@pytest.mark.shared_kernel(False)
+def test_memory_shared_by_the_driver_is_refused_beforehand(
+    monkeypatch: pytest.MonkeyPatch, start: StartKernel, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GPUCKPT_PARKING", "off")
+    notebook = start()
+    Path(tmp_path, "child_of_mine.py").write_text(_SHARES)
     notebook.run(
         f"""
 import sys; sys.path.insert(0, {str(tmp_path)!r})
@@ -360,5 +405,5 @@ x = torch.ones(1000, device="cuda"); queue.put(x); total = done.get()
     )
     answer = notebook.fails("%gpuckpt save here", timeout=120)
     assert "shares GPU memory" in answer.text
-    assert notebook.value("total, x.sum().item()") == "1000.0 1000.0"
-    notebook.run("queue.put(1); child.join(20); child.kill()")
+    assert notebook.value("total, x.sum().item()") == "[1000.0] 1000.0"
+    notebook.run("queue.put(None); child.join(20); child.kill()")

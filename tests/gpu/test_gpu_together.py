@@ -1,4 +1,4 @@
-"""Processes that have each other's GPU memory open: the driver could not restore them, so they are not saved."""
+"""Processes that have each other's GPU memory open, which the driver could not restore as they are."""
 
 from __future__ import annotations
 
@@ -160,9 +160,36 @@ if __name__ == "__main__":
 '''
 
 
-def test_a_job_whose_processes_share_gpu_memory_is_refused_until_one_is_left(tmp_path: Path) -> None:
+def test_a_job_whose_processes_share_gpu_memory_shares_it_after_a_restore(tmp_path: Path) -> None:
     job, end = Job("shared"), tmp_path / "end"
-    job.start(sys.executable, program(tmp_path, _SHARED), str(end))
+
+    def goes_on(more_than: int) -> int:
+        """Wait until the child has added to its parent's tensor; return what the parent finds there."""
+        wait_until(lambda: job.lines() and int(job.lines()[-1].split()[0]) > more_than, _WARM, "the child adds nothing")
+        assert job.lines()[-1].endswith("True"), "the child has ended"
+        return int(job.lines()[-1].split()[0])
+
+    try:
+        job.start(sys.executable, program(tmp_path, _SHARED), str(end))
+        at = goes_on(3)
+        for name in ("first", "second"):
+            job.save(name)
+            at = goes_on(at + 3)
+        job.kill()
+        for _ in range(2):
+            job.restore("second")
+            written = len(job.lines())
+            job.wait_for(written + 1)
+            assert int(job.lines()[written].split()[0]) < at, "it does not go on from where it was saved"
+            goes_on(at + 3)
+            job.kill()
+    finally:
+        job.kill()
+
+
+def test_a_job_whose_processes_share_gpu_memory_by_the_driver_is_refused_until_one_is_left(tmp_path: Path) -> None:
+    job, end = Job("shared"), tmp_path / "end"
+    job.start(sys.executable, program(tmp_path, _SHARED), str(end), GPUCKPT_PARKING="off")
     wait_until(lambda: job.lines() and int(job.lines()[-1].split()[0]) > 3, _WARM, "the child adds nothing")
     refused = run("save", job.name, "never", "--json").json["error"]
     assert refused["kind"] == "Refused"

@@ -202,46 +202,72 @@ def _words(process: psutil.Process) -> list[str]:
     return words
 
 
+# The program has a block of its child's open, and says whenever what the child has written there is another number.
 SHARES = """
-import ctypes, os, subprocess, sys
+import ctypes, os, pathlib, subprocess, sys, time
 cu = ctypes.CDLL("libcuda.so.1")
 class Handle(ctypes.Structure): _fields_ = [("bytes", ctypes.c_char * 64)]
-handle, context, address = Handle(), ctypes.c_void_p(), ctypes.c_uint64()
+handle, context, address, word = Handle(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
 def call(name, *arguments): assert getattr(cu, name)(*arguments) == 0, name
 def said(answer): os.write(1, f"{answer}\\n".encode())
 call("cuInit", 0)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 call("cuCtxSetCurrent", context)
-if len(sys.argv) == 1:
+there = 100 << 20
+if len(sys.argv) > 1:
     call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(260 << 20))
     call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-    subprocess.run([sys.executable, __file__, bytes(handle).hex()])
+    print(bytes(handle).hex(), flush=True)
+    wanted, n = pathlib.Path(sys.argv[1]), 0
+    while n != 9:
+        time.sleep(0.02)
+        if (new := int(wanted.read_text() or n)) != n:
+            n = word.value = new
+            call("cuMemcpyHtoD_v2", ctypes.c_uint64(address.value + there), ctypes.byref(word), ctypes.c_size_t(8))
 else:
-    fifo = os.open(sys.argv[0] + ".fifo", os.O_RDWR)
-    handle = Handle.from_buffer_copy(bytes.fromhex(sys.argv[1]))
+    child = subprocess.Popen([sys.executable, __file__, __file__ + ".wanted"], stdout=subprocess.PIPE)
+    handle, n = Handle.from_buffer_copy(bytes.fromhex(child.stdout.readline().decode())), None
     call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, 1)
-    said("open")
-    os.read(fifo, 1)
-    call("cuIpcCloseMemHandle", address)
-    said("closed")
-    os.read(fifo, 1)
+    while True:
+        time.sleep(0.02)
+        call("cuMemcpyDtoH_v2", ctypes.byref(word), ctypes.c_uint64(address.value + there), ctypes.c_size_t(8))
+        if word.value != n:
+            n = word.value
+            said(n)
+        if n == 9 and child.poll() is not None:
+            said("alone")
+            n = 10
 """
 
 
-def test_a_job_is_refused_while_a_process_has_memory_of_another_open(tmp_path: Path) -> None:
+def test_processes_that_share_memory_share_it_after_a_save_and_a_restore(tmp_path: Path) -> None:
     job, source = Job("shares"), program(tmp_path, SHARES)
-    os.mkfifo(f"{source}.fifo")
+    wanted = Path(f"{source}.wanted")
+    wanted.write_text("1")
     try:
         job.start(sys.executable, source)
-        job.wait_for(1)
-        refused = run("save", job.name, "here", "--json").json
+        wait_until(lambda: job.lines()[-1:] == ["1"])
+        for name in ("here", "again"):
+            job.save(name)
+            assert parked_files(name) == [SIZE], log(job)
+        wanted.write_text("2")
+        wait_until(lambda: job.lines()[-1:] == ["2"])
+        assert job.lines()[-2:] == ["1", "2"]
+        job.kill()
+        for number in ("3", "4"):
+            wanted.write_text(number)
+            job.restore("here")
+            wait_until(lambda n=number: job.lines()[-1:] == [n])  # type: ignore[misc]
+            job.save(f"at-{number}")
+            job.kill()
+        job.restore("at-3")
+        wait_until(lambda: job.lines()[-1:] == ["4"])
+        wanted.write_text("9")
+        wait_until(lambda: job.lines()[-1:] == ["alone"])
+        refused = run("save", job.name, "alone", "--json").json
         assert refused["error"]["kind"] == "Refused"
         assert "GPU memory of another process open" in refused["error"]["why"]
-        Path(f"{source}.fifo").write_bytes(b"1")
-        job.wait_for(2)
-        assert job.lines() == ["open", "closed"]
-        job.save("here")
-        assert parked_files("here") == [SIZE], log(job)
+        assert "does not have all" not in log(job)
     finally:
         job.kill()
 

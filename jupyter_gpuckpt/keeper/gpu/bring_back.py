@@ -289,6 +289,7 @@ class GpuReturn:
                         parking.have_all()
 
         await self._around(bring_back, stay=stay)
+        await self._bring_imports_back(pids)
         if not stay:
             gate.open_(self._space.run_dir)
 
@@ -332,7 +333,14 @@ class GpuReturn:
         """
         with or_lost():
             await self._around(lambda: cuda.mend(self._worker, pids, held, patience))
+        await self._bring_imports_back(pids)
         gate.open_(self._space.run_dir)
+
+    async def _bring_imports_back(self, pids: Sequence[int]) -> None:
+        """Have processes open again what they had open of each other's memory (`GpuFreeze`): one by one, as there."""
+        for pid in pids if len(pids) > 1 else []:
+            if not await asyncio.to_thread(parking_channel.bring_imports_back, self._space.run_dir, pid):
+                log.error("process %d does not have all of the GPU memory again that it had of other processes", pid)
 
     async def _around(self, bring_back: Callable[[], object], *, stay: bool = False) -> None:
         self._watch.begin("helpers")

@@ -16,6 +16,7 @@ from ...errors import GpuckptError, Refused
 from ...freeze import cuda, parking_channel
 from ...freeze import parking as parking_
 from ...freeze.parking import Elsewhere, Parked, Parking, single_hashes
+from ...freeze.parking_channel import ParkingChannel, Sharing
 from ...freeze.vram import VramFiles
 from ...linux import processes
 from ...store import CHUNK, HASH_OF_ZEROS
@@ -24,7 +25,7 @@ from ..stopwatch import Stopwatch
 from . import gate
 from .parked import noted_parked, or_lost, together
 
-__all__ = ["GpuFreeze", "Judge", "LookElsewhere", "judge_nothing", "refuse_imports"]
+__all__ = ["GpuFreeze", "Judge", "LookElsewhere", "judge_nothing", "owners_of_imports", "refuse_imports"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -84,6 +85,7 @@ class GpuFreeze:
         self._worker, self._space, self._vram = worker, space, vram
         self._pids, self._described = pids, described
         self._parkings: dict[int, Parking] = {}
+        self._away: list[int] = []
         self._elsewhere: Elsewhere | None = None
 
     async def prepare(self, may_park: Container[int] | None = None, judge: Judge = judge_nothing) -> None:
@@ -172,6 +174,7 @@ class GpuFreeze:
         try:
             await self._freeze(note)
         except BaseException:
+            await asyncio.to_thread(self._bring_imports_back)
             gate.open_(self._space.run_dir)
             raise
 
@@ -206,12 +209,31 @@ class GpuFreeze:
         # Not before: who waits at the gate may hold Python's lock, which is needed to halt a process.
         await asyncio.to_thread(self._close_gate)
         ready = [one for one, is_halted in zip(self._parkings.items(), halted, strict=True) if is_halted]
-        here, run_dir = {pid: parking.imports for pid, parking in ready}, self._space.run_dir
-        await together(
-            lambda pid: _refuse_imports(pid, here[pid]() if pid in here else parking_channel.imports(run_dir, pid)),
-            self._pids,
-        )
+        here = {pid: parking.channel for pid, parking in ready}
+        await together(lambda pid: self._put_imports_away(pid, here), self._pids)
         await together(lambda one: one[1].park(one[0], functools.partial(note, one[0])), ready)
+
+    def _put_imports_away(self, pid: int, here: Mapping[int, ParkingChannel]) -> None:
+        """Have a process close what it has open of others' memory, which has to be parked then; `here` are talked to.
+
+        Raises
+        ------
+        Refused : it does not, or not all owners can park.
+        """
+        run_dir = self._space.run_dir
+        sharing = here[pid].sharing() if pid in here else parking_channel.sharing(run_dir, pid)
+        self._unless_parked |= owners_of_imports(self._space, {pid: sharing}, here)
+        if sharing.imports:
+            self._away.append(pid)
+            if not (here[pid].put_imports_away() if pid in here else parking_channel.put_imports_away(run_dir, pid)):
+                raise _imports_refused(pid)
+
+    def _bring_imports_back(self) -> None:
+        """Have processes open again what they had open of others' memory: one by one, since each asks others for it."""
+        away, self._away = self._away, []
+        for pid in away:
+            if not parking_channel.bring_imports_back(self._space.run_dir, pid):
+                log.error("process %d does not have all of the GPU memory again that it had of other processes", pid)
 
     def _close_gate(self) -> None:
         gate.close(self._space.run_dir)
@@ -278,6 +300,7 @@ class GpuFreeze:
         """
         if self._pids:
             await asyncio.to_thread(self._thaw)
+            await asyncio.to_thread(self._bring_imports_back)
             gate.open_(self._space.run_dir)
 
     def _thaw(self) -> None:
@@ -324,24 +347,40 @@ def _give_back(parkings: Mapping[int, Parking]) -> None:
         pass
 
 
+def owners_of_imports(space: Namespace, sharing: Mapping[int, Sharing], pids: Container[int]) -> dict[int, Refused]:
+    """Return whose GPU memory processes have open, which must be parked for a save, and why they are refused if not.
+
+    Raises
+    ------
+    Refused : it is not known of all, or not one of these `pids`.
+    """
+    owners: dict[int, Refused] = {}
+    for pid, one in sharing.items():
+        theirs = [space.outer(owner) for owner in one.owners]
+        if one.imports and (not theirs or not all(owner is not None and owner in pids for owner in theirs)):
+            raise _imports_refused(pid)
+        owners |= {owner: _imports_refused(pid) for owner in theirs if owner is not None}
+    return owners
+
+
 def refuse_imports(run_dir: Path, pids: Iterable[int]) -> None:
-    """Refuse processes that have others' GPU memory open through the library: the driver could not restore them.
+    """Refuse processes that have others' GPU memory open, where it is not closed and opened again.
 
     Raises
     ------
     Refused : what stands in the way.
     """
     for pid in pids:
-        _refuse_imports(pid, parking_channel.imports(run_dir, pid))
+        if parking_channel.sharing(run_dir, pid).imports:
+            raise _imports_refused(pid)
 
 
-def _refuse_imports(pid: int, imports: int) -> None:
-    if imports:
-        raise Refused(
-            "The save was refused; nothing was touched.",
-            f"process {pid} has GPU memory of another process open (CUDA IPC, as torch.multiprocessing does), and the "
-            "driver could not restore it",
-            "Delete the shared tensors in the process that received them, or end it, and save again; or pass tensors "
-            "between processes on the CPU.",
-            pid=pid,
-        )
+def _imports_refused(pid: int) -> Refused:
+    return Refused(
+        "The save was refused; nothing was touched.",
+        f"process {pid} has GPU memory of another process open (CUDA IPC, as torch.multiprocessing does), and the "
+        "driver could not restore it",
+        "Delete the shared tensors in the process that received them, or end it, and save again; or pass tensors "
+        "between processes on the CPU.",
+        pid=pid,
+    )

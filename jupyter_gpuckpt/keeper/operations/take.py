@@ -25,7 +25,7 @@ from ...errors import (
     Refused,
     SaveFailed,
 )
-from ...freeze import criu, cuda, images, memory_copy, twin
+from ...freeze import criu, cuda, images, memory_copy, parking_channel, twin
 from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
 from ...freeze.nccl import Communicators
@@ -34,7 +34,7 @@ from ...snapshots.saved import SavedProcesses
 from .. import lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
-from ..gpu.freeze import GpuFreeze, LookElsewhere, refuse_imports
+from ..gpu.freeze import GpuFreeze, LookElsewhere, owners_of_imports
 from ..gpu.sleep import FrozenAsleep, GpuSleep
 from ..namespace import Namespace
 from ..removed_folder import refuse_without_folder
@@ -255,6 +255,8 @@ class _Found:
     """The processes that are stopped already (SIGSTOP)."""
     unless_parked: Mapping[int, Refused]
     """Why those of its processes are refused that could not be restored if their memory were not parked."""
+    apart: Sequence[int]
+    """Those that have shared no GPU memory by handles of the driver's."""
 
     def with_zeros(self, size: int) -> Mapping[str, Any]:
         """Return what `cuda.describe` says, with so many bytes that are zeros."""
@@ -270,21 +272,26 @@ async def _look(keeper: Keeper, agent: ReadyForSave, communicators: Communicator
     tree = [kernel, *processes.descendants(kernel)]
     await asyncio.to_thread(communicators.look, _living(space))
     preflight.refuse_unsavable(space.pid, kernel, tree, keeper.twins.pids)
+    apart: list[int] = []
     on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = dict(asleep.described) if asleep is not None and on_gpu else {}
     unless_parked: Mapping[int, Refused] = {}
     if on_gpu and asleep is None:
         peers = {kernel: agent.peers} if agent.peers is not None else {}
-        await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
+        sharing = {pid: await asyncio.to_thread(parking_channel.sharing, space.run_dir, pid) for pid in on_gpu}
+        owners = owners_of_imports(space, sharing, on_gpu)
+        apart = [pid for pid, one in sharing.items() if not one.by_driver]
         connected = [pid for pid in on_gpu if processes.inner_pid(pid) in communicators.pids]
-        unless_parked = await asyncio.to_thread(
-            cuda.preflight, worker, on_gpu, peers, connected=connected, room_later=True
+        refused = await asyncio.to_thread(
+            cuda.preflight, worker, on_gpu, peers, connected=connected, sharing=apart, room_later=True
         )
+        unless_parked = owners | refused
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _only_in_shared_memory(space, tree)
     if asleep is not None:
         private = max(0, private - asleep.vram.taken(on_gpu))  # which are counted as GPU memory
-    return _Found(space, asleep, kernel, tree, on_gpu, described, private, processes.stopped(tree), unless_parked)
+    still = processes.stopped(tree)
+    return _Found(space, asleep, kernel, tree, on_gpu, described, private, still, unless_parked, apart)
 
 
 @dataclass(frozen=True)
@@ -390,7 +397,7 @@ class _Freeze:
     def _take_communicators_down(self) -> None:
         self.communicators.take_down()
         if self.communicators.pids:
-            cuda.refuse_together(self.found.on_gpu)
+            cuda.refuse_together(self.found.on_gpu, self.found.apart)
 
     def _write_down(self) -> SaveInProgress:
         """Tell the next keeper what to undo, should this one be killed."""

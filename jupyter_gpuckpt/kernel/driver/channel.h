@@ -3,7 +3,7 @@
 #include <stddef.h>
 
 /* A conversation with the keeper, through two FIFOs in the run folder. */
-typedef struct { int in, out; } channel;
+typedef struct channel { int in, out; } channel;
 
 enum { CALLED = 62 }; /* the signal (freeze/parking_channel.py) */
 

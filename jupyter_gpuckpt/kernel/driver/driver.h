@@ -61,8 +61,13 @@ int is_last_release(int device);
 /* -- sharing.c */
 
 void renew_imports_lock(void);
-/* How many blocks of others are open here. */
-size_t imported(void);
+/* Tell how many blocks of others are open here, how often memory was shared by the driver's own handles, and, where it
+ * is known, whose the blocks are. */
+struct channel;
+void say_imports(struct channel *to);
+/* Close them, and keep their addresses; and open them again. Both give what failed, and 0 where nothing did. */
+int imports_away(void);
+int imports_back(void);
 /* Send a thread of another process descriptors of the block that it asks for. */
 void lend(int thread);
 

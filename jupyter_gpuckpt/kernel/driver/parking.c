@@ -482,7 +482,8 @@ static void say_what_there_is(void) {
 /* What the keeper wants of this process. What there is is said first; then come
  *
  * - watch: every call looks at the gate from now on, until the gate has been shut and opened again: "watching"
- * - imports: "imports", and how many blocks of others are open here
+ * - imports: what `say_imports` says of others' memory that is open here
+ * - away: it is closed, and back: it is opened again: the same word, and what failed
  * - show, with the bytes for each GPU: "showing", and the descriptor that the holder is to take; then "shown", or
  *   "unshown" and what failed
  * - halt: no Python code runs from now on, where there is Python: "halted", this thread's id, and the descriptor that
@@ -510,7 +511,11 @@ static void converse(channel *with) {
       if (result) say(keeper, "unshown %d\n", result);
       else say(keeper, "shown\n");
     } else if (!strcmp(line, "imports")) {
-      say(keeper, "imports %zu\n", imported());
+      say_imports(keeper);
+    } else if (!strcmp(line, "away")) {
+      say(keeper, "away %d\n", imports_away());
+    } else if (!strcmp(line, "back")) {
+      say(keeper, "back %d\n", imports_back());
     } else if (!strcmp(line, "halt") && pair[0] < 0 && !open_pair(pair)) {
       has_python = enter_python(&state);
       say(keeper, "halted %ld %d %d\n", syscall(SYS_gettid), pair[1], PROTOCOL);

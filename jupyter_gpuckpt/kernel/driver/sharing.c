@@ -2,8 +2,11 @@
  *
  * What cuIpcGetMemHandle gives names a block of this process. Who opens it makes a socket in the run folder, and sends
  * the owner's thread (channel.c) a signal with its own number; the owner connects and sends descriptors of the block's
- * parts. Nothing stays open on either side. The driver loses a process at its checkpoint that has another's memory open,
- * so the keeper is told how much of it there is, and refuses.
+ * parts. Nothing stays open on either side.
+ *
+ * The driver loses a process at its checkpoint that has another's memory open. So all of it is closed before, and opened
+ * again at the same addresses when the owners have theirs: the keeper says when. What is shared by the driver's own
+ * handles cannot be closed so; the keeper is told whether there was any.
  */
 #define _GNU_SOURCE
 #include "channel.h"
@@ -23,6 +26,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+enum { MOST_OWNERS = 64 }; /* that are told to the keeper */
 enum { INVALID_CONTEXT = 201, OPERATING_SYSTEM = 304 }; /* CUresult */
 enum { TRIES = 12, TRY_SECONDS = 5 };                   /* for how long the owner may be busy with the keeper */
 static const char MARK[8] = "gpuckpt";
@@ -40,7 +44,9 @@ _Static_assert(sizeof(ticket) == 64, "a CUipcMemHandle");
 typedef struct {
   ticket of;
   uint64_t address;
-  int opened; /* how often */
+  int device;
+  int opened;  /* how often */
+  int is_away; /* whether it is closed for a checkpoint */
 } import;
 
 static import *imports;
@@ -49,11 +55,16 @@ static pthread_mutex_t importing = PTHREAD_MUTEX_INITIALIZER;
 
 void renew_imports_lock(void) { pthread_mutex_init(&importing, NULL); }
 
-size_t imported(void) { return __atomic_load_n(&import_count, __ATOMIC_SEQ_CST); }
+static size_t by_driver; /* how often memory was shared by the driver's own handles, given or opened */
+
+static int counted(int result) {
+  if (!result) __atomic_add_fetch(&by_driver, 1, __ATOMIC_SEQ_CST);
+  return result;
+}
 
 int own_cuIpcGetMemHandle(ticket *handle, uint64_t address) {
   uint64_t base, size;
-  if (!handle || !find_block(address, &base, &size)) return cu.IpcGetMemHandle(handle, address);
+  if (!handle || !find_block(address, &base, &size)) return counted(cu.IpcGetMemHandle(handle, address));
   *handle = (ticket){.owner = (int)getpid(), .address = base, .size = size};
   memcpy(handle->mark, MARK, sizeof MARK);
   return 0;
@@ -129,8 +140,9 @@ static int call_owner(int owner) {
   return sent;
 }
 
-/* Ask the owner, and return a socket that the parts come through; -1 without an answer. */
-static int ask(const ticket *for_) {
+/* Ask the owner, and return a socket that the parts come through; -1 without an answer. A call of the program's waits
+ * `at_gate`, while the owner cannot answer. */
+static int ask(const ticket *for_, int at_gate) {
   struct sockaddr_un name = {0};
   struct timeval limit = {.tv_sec = TRY_SECONDS};
   int folder = name_socket((int)syscall(SYS_gettid), &name);
@@ -140,7 +152,7 @@ static int ask(const ticket *for_) {
     for (int n = 0; there < 0 && n < TRIES && call_owner(for_->owner); n++) {
       struct pollfd ready = {.fd = listener, .events = POLLIN};
       if (poll(&ready, 1, TRY_SECONDS * 1000) == 1) there = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-      else wait_at_gate();
+      else if (at_gate) wait_at_gate();
     }
   unlink(name.sun_path);
   close(listener);
@@ -181,20 +193,98 @@ static int map_parts(int from, uint64_t address, uint64_t size) {
   return 0;
 }
 
-static int open_block(const ticket *of, uint64_t *address) {
-  access_desc access = {{ON_DEVICE, 0}, READ_WRITE};
-  int result = cu.CtxGetDevice(&access.place.id);
-  if (result || (result = cu.AddressReserve(address, of->size, (size_t)0, (uint64_t)0, (uint64_t)0))) return result;
-  int from = ask(of);
-  result = from < 0 ? OPERATING_SYSTEM : map_parts(from, *address, of->size);
+/* Have the owner's memory at addresses that are reserved. */
+static int map_block(const import *one, int at_gate) {
+  access_desc access = {{ON_DEVICE, one->device}, READ_WRITE};
+  int from = ask(&one->of, at_gate), result = from < 0 ? OPERATING_SYSTEM : map_parts(from, one->address, one->of.size);
   if (from >= 0) close(from);
-  if (!result && (result = cu.SetAccess(*address, of->size, &access, (size_t)1))) cu.Unmap(*address, of->size);
-  if (result) cu.AddressFree(*address, of->size);
+  if (!result && (result = cu.SetAccess(one->address, one->of.size, &access, (size_t)1)))
+    cu.Unmap(one->address, one->of.size);
   return result;
 }
 
+static int open_block(import *one) {
+  int result = cu.CtxGetDevice(&one->device);
+  if (!result) result = cu.AddressReserve(&one->address, one->of.size, (size_t)0, (uint64_t)0, (uint64_t)0);
+  if (!result && (result = map_block(one, 1))) cu.AddressFree(one->address, one->of.size);
+  return result;
+}
+
+/* -- for a checkpoint, while no call of the program's passes the gate */
+
+/* Find whose blocks are open here; returns how many owners there are, 0 where they are not known: somebody is just opening
+ * something, or they are too many. */
+static int find_owners(int owners[MOST_OWNERS]) {
+  int count = 0;
+  if (pthread_mutex_trylock(&importing)) return 0;
+  for (size_t i = 0; i < import_count && count <= MOST_OWNERS; i++) {
+    int at = 0;
+    while (at < count && owners[at] != imports[i].of.owner) at++;
+    if (at < count) continue;
+    if (count < MOST_OWNERS) owners[count] = imports[i].of.owner;
+    count++;
+  }
+  pthread_mutex_unlock(&importing);
+  return count <= MOST_OWNERS ? count : 0;
+}
+
+void say_imports(channel *to) {
+  int owners[MOST_OWNERS], count = find_owners(owners);
+  char line[1024];
+  int end = sprintf(line, "imports %zu %zu", __atomic_load_n(&import_count, __ATOMIC_SEQ_CST),
+                    __atomic_load_n(&by_driver, __ATOMIC_SEQ_CST));
+  for (int i = 0; i < count; i++) end += sprintf(line + end, " %d", owners[i]);
+  say(to, "%s\n", line);
+}
+
+/* Enter the primary context of a GPU, do something with an import there, and leave it. */
+static int in_context(import *one, int (*act)(import *)) {
+  void *context, *left;
+  int result = cu.PrimaryRetain(&context, one->device);
+  if (result) return result;
+  if (!(result = cu.CtxPush(context))) {
+    result = act(one);
+    cu.CtxPop(&left);
+  }
+  cu.PrimaryRelease(one->device);
+  return result;
+}
+
+static int put_away(import *one) {
+  int result = cu.CtxSynchronize();
+  if (!result) result = cu.Unmap(one->address, one->of.size);
+  if (!result) one->is_away = 1;
+  return result;
+}
+
+static int have_back(import *one) {
+  int result = map_block(one, 0);
+  if (!result) one->is_away = 0;
+  return result;
+}
+
+int imports_away(void) {
+  int result = 0;
+  if (pthread_mutex_trylock(&importing)) return -1;
+  for (size_t i = 0; !result && i < import_count; i++)
+    if (!imports[i].is_away) result = in_context(&imports[i], put_away);
+  pthread_mutex_unlock(&importing);
+  return result;
+}
+
+int imports_back(void) {
+  int result = 0, failed;
+  if (pthread_mutex_trylock(&importing)) return -1;
+  for (size_t i = 0; i < import_count; i++)
+    if (imports[i].is_away && (failed = in_context(&imports[i], have_back))) result = failed;
+  pthread_mutex_unlock(&importing);
+  return result;
+}
+
+/* -- the program's calls */
+
 int own_cuIpcOpenMemHandle_v2(uint64_t *address, ticket of, unsigned flags) {
-  if (memcmp(of.mark, MARK, sizeof MARK)) return cu.IpcOpenMemHandle(address, of, flags);
+  if (memcmp(of.mark, MARK, sizeof MARK)) return counted(cu.IpcOpenMemHandle(address, of, flags));
   if (!address) return INVALID_VALUE;
   if (of.owner == getpid()) return INVALID_CONTEXT;
   pthread_mutex_lock(&importing);
@@ -209,7 +299,7 @@ int own_cuIpcOpenMemHandle_v2(uint64_t *address, ticket of, unsigned flags) {
       imports[i] = (import){.of = of};
       /* Counted before it is open: while it is counted, there is no checkpoint. */
       __atomic_store_n(&import_count, i + 1, __ATOMIC_SEQ_CST);
-      if ((result = open_block(&of, &imports[i].address))) __atomic_store_n(&import_count, i, __ATOMIC_SEQ_CST);
+      if ((result = open_block(&imports[i]))) __atomic_store_n(&import_count, i, __ATOMIC_SEQ_CST);
     }
   }
   if (!result) {
@@ -221,7 +311,7 @@ int own_cuIpcOpenMemHandle_v2(uint64_t *address, ticket of, unsigned flags) {
 }
 
 int own_cuIpcOpenMemHandle(uint64_t *address, ticket of, unsigned flags) {
-  if (memcmp(of.mark, MARK, sizeof MARK)) return cu.IpcOpenMemHandle1(address, of, flags);
+  if (memcmp(of.mark, MARK, sizeof MARK)) return counted(cu.IpcOpenMemHandle1(address, of, flags));
   return own_cuIpcOpenMemHandle_v2(address, of, flags);
 }
 
@@ -231,7 +321,7 @@ int own_cuIpcCloseMemHandle(uint64_t address) {
   while (i < import_count && imports[i].address != address) i++;
   int is_import = i < import_count, result = 0;
   if (is_import && imports[i].opened == 1 && !(result = cu.CtxSynchronize())) {
-    cu.Unmap(address, imports[i].of.size);
+    if (!imports[i].is_away) cu.Unmap(address, imports[i].of.size);
     cu.AddressFree(address, imports[i].of.size);
     imports[i] = imports[import_count - 1];
     __atomic_store_n(&import_count, import_count - 1, __ATOMIC_SEQ_CST);
