@@ -40,6 +40,7 @@ def passes(person: Person, file: str, which: str) -> int:
         ("test_connections_inside.py", ["goes_on_talking and ffff", "copies_have", "hibernated", "second_job"]),
         ("test_connections_inside.py", ["halves", "however_much", "options", "two_listening", "before_it_ended"]),
         ("test_dask.py", ["futures_in_flight"]),
+        ("test_taken.py", ["locked_since", "stays_hibernated", "terminal", "refused_what"]),
     ],
 )
 def test_what_holds_for_roots_kernels_and_jobs_holds_for_a_users(

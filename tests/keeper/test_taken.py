@@ -14,8 +14,6 @@ from notebooks import Notebook
 
 from jupyter_gpuckpt.errors import Refused
 
-pytestmark = pytest.mark.shared_kernel
-
 LOCKING = """
     import fcntl, os, struct
     def lock(kind):
@@ -35,9 +33,11 @@ LOCKING = """
 @pytest.fixture
 def locked(notebook: Notebook, tmp_path: Path) -> Path:
     """Have the kernel lock files in a folder, in every way that there is."""
-    notebook.run(f"folder = {str(tmp_path)!r}")
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    notebook.run(f"folder = {str(folder)!r}")
     notebook.run(LOCKING)
-    return tmp_path
+    return folder
 
 
 @contextlib.contextmanager
@@ -103,7 +103,6 @@ def test_a_terminal_that_is_another_programs_now_is_named_and_the_running_kernel
     assert notebook.value("name") == "closed"
     notebook.run("%gpuckpt restore a")
     assert notebook.value("os.ttyname(ends[1])") == name
-    notebook.run("[os.close(end) for end in ends]")
 
 
 @contextlib.contextmanager
