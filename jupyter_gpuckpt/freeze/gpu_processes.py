@@ -50,7 +50,16 @@ def cuda_pids(pids: Iterable[int]) -> list[int]:
     ------
     PermissionError : a process is not this user's.
     """
-    return [pid for pid in pids if has_device(pid) or _maps_libcuda(pid)]
+    return list(filter(_may_have_cuda, pids))
+
+
+def _may_have_cuda(pid: int) -> bool:
+    try:
+        return has_device(pid) or _maps_libcuda(pid)
+    except PermissionError:
+        if ended(pid):  # a zombie, whose files are root's to look at
+            return False
+        raise
 
 
 def open_gpus(pid: int) -> list[int]:

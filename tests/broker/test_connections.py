@@ -36,18 +36,22 @@ def passes(person: Person, file: str, which: str) -> int:
 @pytest.mark.parametrize(
     ("file", "tests"),
     [
-        ("test_connections_inside.py", ["to_the_outside"]),
-        ("test_connections_inside.py", ["goes_on_talking and ffff", "copies_have", "hibernated", "second_job"]),
-        ("test_connections_inside.py", ["halves", "however_much", "options", "two_listening", "before_it_ended"]),
-        ("test_dask.py", ["futures_in_flight"]),
-        ("test_taken.py", ["locked_since", "stays_hibernated", "terminal", "refused_what"]),
+        ("keeper/test_connections_inside.py", ["to_the_outside"]),
+        ("keeper/test_connections_inside.py", ["goes_on_talking and ffff", "copies_have", "hibernated", "second_job"]),
+        (
+            "keeper/test_connections_inside.py",
+            ["halves", "however_much", "options", "two_listening", "before_it_ended"],
+        ),
+        ("keeper/test_dask.py", ["futures_in_flight"]),
+        ("keeper/test_taken.py", ["locked_since", "stays_hibernated", "terminal", "refused_what"]),
+        ("kernel/test_what_survives.py", ["not_waited_for", "no_files", "on_their_way", "was_removed"]),
     ],
 )
 def test_what_holds_for_roots_kernels_and_jobs_holds_for_a_users(
     person: Callable[..., Person], file: str, tests: list[str]
 ) -> None:
     which = " or ".join(f"({one})" for one in tests)
-    assert passes(person("alice"), f"keeper/{file}", which) == len(tests)
+    assert passes(person("alice"), file, which) == len(tests)
 
 
 LISTENS = "import socket, time; s = socket.create_server(('127.0.0.1', 0))\nwhile True: time.sleep(0.1)"
