@@ -175,14 +175,13 @@ def test_a_job_whose_processes_share_gpu_memory_shares_it_after_a_restore(tmp_pa
         for name in ("first", "second"):
             job.save(name)
             at = goes_on(at + 3)
-        job.kill()
         for _ in range(2):
+            job.kill()
             job.restore("second")
             written = len(job.lines())
             job.wait_for(written + 1)
             assert int(job.lines()[written].split()[0]) < at, "it does not go on from where it was saved"
             goes_on(at + 3)
-            job.kill()
     finally:
         job.kill()
 
