@@ -144,7 +144,7 @@ def same():
         assert notebook.value("same()") == "True"
 
 
-def test_memory_that_is_shared_by_cuda_ipc_is_the_same_in_both_and_a_save_is_refused_while_it_exists(
+def test_memory_that_was_shared_by_cuda_ipc_is_parked_and_can_be_shared_again(
     notebook: Notebook, tmp_path: Path
 ) -> None:
     (tmp_path / "child.py").write_text(
@@ -176,8 +176,6 @@ def shared():
     )
     assert notebook.value("shared()") == f"({2**27}, {2**27})"
     notebook.run("import time; time.sleep(1); torch.cuda.ipc_collect()")
-    assert "shares GPU memory" in notebook.run("%gpuckpt save here", allow_error=True).text
-    notebook.run("z = y.clone(); del y; torch.cuda.ipc_collect(); torch.cuda.empty_cache(); y = z")
     notebook.run("%gpuckpt save here", timeout=120)
     assert max(_parked("here")) >= 1 << 30
     notebook.run("y.zero_()")
@@ -200,6 +198,7 @@ def test_a_rank_that_has_ended_takes_nothing_with_it(workers: Workers) -> None:
 
 
 def _processes(job: Job) -> dict[int, int]:
-    """Return the pids here of a job's processes, by their pids in the sleeper."""
+    """Return the pids here of a job's processes that have not ended, by their pids in the sleeper."""
     top = psutil.Process(job.told()["pid"])
-    return {inner_pid(one.pid): one.pid for one in [top, *top.children(recursive=True)]}
+    tree = [top, *top.children(recursive=True)]
+    return {inner_pid(one.pid): one.pid for one in tree if one.status() != psutil.STATUS_ZOMBIE}
