@@ -27,7 +27,7 @@ from ...store import Postponed, Progress
 from ..namespace import Namespace
 from ..stopwatch import Stopwatch
 from . import gate
-from .parked import or_lost, parked_of, place_of, together
+from .parked import bring_imports_back, or_lost, parked_of, place_of, together
 
 __all__ = ["GpuReturn"]
 
@@ -337,10 +337,8 @@ class GpuReturn:
         gate.open_(self._space.run_dir)
 
     async def _bring_imports_back(self, pids: Sequence[int]) -> None:
-        """Have processes open again what they had open of each other's memory (`GpuFreeze`): one by one, as there."""
-        for pid in pids if len(pids) > 1 else []:
-            if not await asyncio.to_thread(parking_channel.bring_imports_back, self._space.run_dir, pid):
-                log.error("process %d does not have all of the GPU memory again that it had of other processes", pid)
+        if len(pids) > 1:
+            await asyncio.to_thread(bring_imports_back, self._space.run_dir, pids)
 
     async def _around(self, bring_back: Callable[[], object], *, stay: bool = False) -> None:
         self._watch.begin("helpers")

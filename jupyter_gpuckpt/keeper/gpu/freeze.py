@@ -23,7 +23,7 @@ from ...store import CHUNK, HASH_OF_ZEROS
 from ..namespace import Namespace
 from ..stopwatch import Stopwatch
 from . import gate
-from .parked import noted_parked, or_lost, together
+from .parked import bring_imports_back, noted_parked, or_lost, together
 
 __all__ = ["GpuFreeze", "Judge", "LookElsewhere", "judge_nothing", "owners_of_imports", "refuse_imports"]
 
@@ -229,11 +229,8 @@ class GpuFreeze:
                 raise _imports_refused(pid)
 
     def _bring_imports_back(self) -> None:
-        """Have processes open again what they had open of others' memory: one by one, since each asks others for it."""
         away, self._away = self._away, []
-        for pid in away:
-            if not parking_channel.bring_imports_back(self._space.run_dir, pid):
-                log.error("process %d does not have all of the GPU memory again that it had of other processes", pid)
+        bring_imports_back(self._space.run_dir, away)
 
     def _close_gate(self) -> None:
         gate.close(self._space.run_dir)

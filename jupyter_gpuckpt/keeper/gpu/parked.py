@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ...client.in_progress import ParkedMemory
 from ...errors import DriverError, KernelLost
+from ...freeze import parking_channel
 from ...freeze.parking import Parked
 
-__all__ = ["noted_parked", "or_lost", "parked_in", "parked_of", "place_of", "together"]
+__all__ = ["bring_imports_back", "noted_parked", "or_lost", "parked_in", "parked_of", "place_of", "together"]
+
+log = logging.getLogger("gpuckpt.keeper")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -51,6 +56,17 @@ async def together(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         if isinstance(one, BaseException):
             raise one
     return [one for one in done if not isinstance(one, BaseException)]
+
+
+def bring_imports_back(run_dir: Path, pids: Iterable[int]) -> None:
+    """Have processes open again what they had open of each other's GPU memory (CUDA IPC) before they were frozen.
+
+    One by one, since each asks others for it. Of one that does not have all of it again the log tells: it fails as it
+    would if the owner had ended.
+    """
+    for pid in pids:
+        if not parking_channel.bring_imports_back(run_dir, pid):
+            log.error("process %d does not have all of the GPU memory again that it had of other processes", pid)
 
 
 @contextlib.contextmanager
