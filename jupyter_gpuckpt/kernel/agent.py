@@ -228,7 +228,7 @@ class Agent:
             **about_gpu,
             "execution_count": self.kernel.execution_count,
             "cells": self.executed.count,
-            "cell": "" if self._about_cells()["cell"] is not None else self.executed.last,
+            "cell": self.executed.last if self._is_after_cell() else "",
             "in_cell": self._goes_on_in_cell(),
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
@@ -244,9 +244,13 @@ class Agent:
 
     def _goes_on_in_cell(self) -> bool:
         """Tell whether a kernel that is restored from what is taken now has the rest of a cell to run."""
-        if self._about_cells()["cell"] is None or self.keeper.awaited_by_cell(_ENDS_CELL):
-            return False
-        return not (self.keeper.awaited_by_cell(_PREPARED_FOR) and self.cells.is_at_its_end())
+        return not (self._is_after_cell() or self.keeper.awaited_by_cell(_ENDS_CELL))
+
+    def _is_after_cell(self) -> bool:
+        """Tell whether no cell has anything left to do: none runs, or the one that does ends with what it asks for."""
+        if self._about_cells()["cell"] is None:
+            return True
+        return self.keeper.awaited_by_cell(_PREPARED_FOR) and self.cells.is_at_its_end()
 
     def _is_busy(self) -> bool:
         return self.cells.are_running() and not self._waits_to_be_taken()

@@ -372,6 +372,23 @@ def test_a_restore_tells_what_it_gives_up_that_is_in_no_snapshot(notebook: Noteb
     assert notebook.value("x") == "1"
 
 
+def test_a_snapshot_of_the_end_of_a_cell_is_of_after_that_cell(notebook: Notebook) -> None:
+    def run(code: str, cell: str) -> None:
+        request = notebook.client.session.msg("execute_request", {"code": code}, metadata={"cellId": cell})
+        notebook.client.shell_channel.send(request)
+        while (reply := notebook.reply())["parent_header"]["msg_id"] != request["header"]["msg_id"]:
+            pass
+        assert reply["content"]["status"] == "ok", reply
+
+    run("x = 1", "first")
+    run("%gpuckpt save between", "a line of ours")
+    run("x = 2\n%gpuckpt save end", "second")
+    run("%gpuckpt save middle\nx = 3", "third")
+    with notebook.keeper as keeper:
+        found = keeper.request("list")["snapshots"]
+    assert {one["name"]: one["cell"] for one in found} == {"between": "first", "end": "second", "middle": ""}
+
+
 _TRAINING = """
 done = []
 for epoch in range(3):
