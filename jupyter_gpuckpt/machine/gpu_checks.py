@@ -54,11 +54,17 @@ def _version(driver: Path) -> Check:
 
 def _gpus(driver: Path) -> Check:
     models = [_model(path) for path in sorted((driver / "gpus").glob("*/information"))]
+    means = "A snapshot is restored on the GPUs that it was saved from, or on others of the same model."
+    if len(models) > 1:
+        means += (
+            " Each GPU that a kernel can see adds 0.4 s or so to its pauses, used or not: CUDA_VISIBLE_DEVICES, where "
+            "the kernel starts, limits them."
+        )
     return judge(
         "GPUs",
         bool(models),
         ", ".join(models) or "none",
-        "A snapshot is restored on the GPUs that it was saved from, or on others of the same model.",
+        means,
         "The driver is loaded but has no GPU: look at `nvidia-smi` and the kernel's log, or unload the driver.",
         required=False,
     )

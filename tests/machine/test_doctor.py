@@ -226,6 +226,7 @@ def test_a_driver_that_is_new_enough(tmp_path: Path) -> None:
     assert checks["NVIDIA driver"].ok
     assert checks["NVIDIA driver"].found == "580.159.03"
     assert checks["GPUs"].found == "NVIDIA H200, NVIDIA H200"
+    assert "CUDA_VISIBLE_DEVICES" in checks["GPUs"].means
     assert checks["CUDA for Python"].ok
     assert works(checks.values())
 
