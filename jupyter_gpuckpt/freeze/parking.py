@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -59,6 +60,7 @@ _STILL_TIMEOUT = 0.5  # how long its threads have to fall asleep, in seconds
 _TAKE_TIMEOUT = 70.0  # longer than the process's own limit (parking.c)
 _COPY_TIMEOUT = 300.0
 _END_TIMEOUT = 5.0
+_LOOKS_AGAIN = 1.0  # after how many seconds it is seen whether a process that says nothing has ended
 
 
 def single_hashes(hashes: bytes) -> list[bytes]:
@@ -492,6 +494,14 @@ class Parking:
         if (said := self._channel.hear(_TAKE_TIMEOUT)) != b"dropped":
             raise self._error("taken again", said.decode("ascii", "replace") or "no answer")
 
+    def _hear_of_its_end(self, pid: int) -> bytes:
+        """Return what the process says when it has its memory, or that it has not; nothing where it ends before."""
+        deadline = time.monotonic() + _COPY_TIMEOUT
+        while not ended(pid) and (left := deadline - time.monotonic()) > 0:
+            if said := self._channel.hear(min(left, _LOOKS_AGAIN)):
+                return said
+        return b""
+
     def _give_back(self, pid: int) -> None:
         why = ""
         if ended(pid) or not waits(pid):
@@ -515,8 +525,8 @@ class Parking:
                 )
             if words[:1] == [b"socket"]:
                 self._holder.tell(b"fill %d %d" % (pid, int(words[1])))
-                said = self._channel.hear(_COPY_TIMEOUT)
-                if said == b"done":
+                said = self._hear_of_its_end(pid)
+                if said == b"done" or ended(pid):
                     self._is_parked = False
                     if self._is_copied and not self._is_whole:
                         with contextlib.suppress(FileNotFoundError):  # it was completed on the way
@@ -531,8 +541,8 @@ class Parking:
         log.warning("the memory of process %d is given back the slow way: %s", pid, why)
         self._holder.kill()  # it has GPU memory that the process needs
         self._channel.say(f"load {self._inside}")
-        said = self._channel.hear(_COPY_TIMEOUT)
-        if said != b"done":
+        said = self._hear_of_its_end(pid)
+        if said != b"done" and not ended(pid):
             raise self._error("given back", said.decode("ascii", "replace") or "no answer")
         self._is_parked = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -15,7 +16,7 @@ import psutil
 import pytest
 from command_line import run
 from job_programs import Job, folder_of, program
-from keeper_faults import Asked, Requested
+from keeper_faults import Asked, Criu, Requested
 from notebooks import StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
@@ -267,6 +268,40 @@ def test_processes_that_share_memory_share_it_after_a_save_and_a_restore(tmp_pat
         refused = run("save", job.name, "alone", "--json").json
         assert refused["error"]["kind"] == "Refused"
         assert "GPU memory of another process open" in refused["error"]["why"]
+        assert "does not have all" not in log(job)
+    finally:
+        job.kill()
+
+
+def test_a_save_that_fails_leaves_shared_memory_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    criu = Criu(tmp_path / "criu")
+    monkeypatch.setenv("GPUCKPT_CRIU", str(criu.program))
+    job, source = Job("shares"), program(tmp_path, SHARES)
+    wanted = Path(f"{source}.wanted")
+
+    def still_shares(number: str) -> None:
+        wanted.write_text(number)
+        wait_until(lambda: job.lines()[-1:] == [number])
+
+    wanted.write_text("1")
+    try:
+        job.start(sys.executable, source)
+        still_shares("2")
+        criu.first("dump", "exit 1")
+        assert run("save", job.name, "never").status != 0
+        criu.honest()
+        still_shares("3")
+        keeper = KernelFolder(folder_of(job.name)).head().keeper
+        assert keeper is not None
+        with criu.held_at("dump", "start") as reached, ThreadPoolExecutor(1) as beside:
+            saving = beside.submit(run, "save", job.name, "never")
+            reached()
+            os.kill(keeper[0], signal.SIGKILL)
+            assert saving.result().status != 0
+        wait_until(lambda: job.told()["state"] == "running", what="the next keeper has not brought it back")
+        still_shares("4")
+        job.save("here")
+        still_shares("5")
         assert "does not have all" not in log(job)
     finally:
         job.kill()
