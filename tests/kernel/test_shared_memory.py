@@ -74,11 +74,11 @@ def test_what_one_process_shares_another_has_at_once(both: tuple[Process, Proces
     assert owner.ask("marks(0)") == [7, 7, 9]
     # The same again is the same, until it has been closed as often.
     assert other.ask(OPEN.format(handle=handle)) == [0, there]
-    assert parking_channel.imports(other.run_dir, other.pid) == 1
+    assert parking_channel.sharing(other.run_dir, other.pid) == parking_channel.Sharing(1, False, (owner.pid,))
     assert other.ask(CLOSE.format(address=there)) == 0
     assert other.ask(READ.format(address=there)) == 7
     assert other.ask(CLOSE.format(address=there)) == 0
-    assert parking_channel.imports(other.run_dir, other.pid) == 0
+    assert parking_channel.sharing(other.run_dir, other.pid).imports == 0
     assert other.ask(CLOSE.format(address=there)) == 13, "the driver's"
     assert address != 0
     assert not list(other.run_dir.glob("share-*"))
@@ -95,5 +95,5 @@ def test_what_is_gone_cannot_be_opened_and_others_handles_are_the_drivers(both: 
     _, handle = _shared(owner, 4 * MIB)
     os.kill(owner.pid, signal.SIGKILL)
     assert other.ask(OPEN.format(handle=handle))[0] == 304
-    assert parking_channel.imports(other.run_dir, other.pid) == 0
+    assert parking_channel.sharing(other.run_dir, other.pid).imports == 0
     assert not list(other.run_dir.glob("share-*"))
