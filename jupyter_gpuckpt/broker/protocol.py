@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ..checked import Odd, from_json, to_json
 from ..freeze.criu import Left
+from ..quick_dataclass import dataclass
 
 __all__ = [
     "MESSAGE_LIMIT",

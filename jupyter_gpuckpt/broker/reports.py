@@ -8,11 +8,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ..checked import from_json, to_json
 from ..linux.readiness import readable
+from ..quick_dataclass import dataclass
 
 __all__ = ["Began", "Broke", "Ended", "Led", "Refusal", "Report", "Slept", "report", "reports"]
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from ..linux.private_folders import why_not_private
 from ..linux.processes import start_time
 from ..linux.unix_sockets import listener_pid
 from ..operations.results import ResumedFrom
+from ..quick_dataclass import dataclass
 from .in_progress import InProgress, RestoreInProgress
 from .sleep_record import Hibernated, Sleep, UnconfirmedWake
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from ..operations.results import Executed, Summary
+from ..quick_dataclass import dataclass
 from .in_progress import ParkedMemory
 
 __all__ = [

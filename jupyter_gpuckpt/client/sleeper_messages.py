@@ -7,10 +7,10 @@ means does not change.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from ..checked import from_json
 from ..linux.spawning import Program
+from ..quick_dataclass import dataclass
 
 __all__ = ["Adopt", "Exited", "NextPid", "NotSpawned", "Spawned", "Told", "request", "told_in"]
 

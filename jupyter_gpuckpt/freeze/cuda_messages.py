@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..checked import from_json, to_json
+from ..quick_dataclass import dataclass
 
 __all__ = [
     "Answer",

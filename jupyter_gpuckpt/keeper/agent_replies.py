@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from ..checked import Odd, from_json
 from ..errors import GpuckptError
 from ..operations.results import RunningCell
+from ..quick_dataclass import dataclass
 
 __all__ = ["NOTHING", "AfterSave", "CellNews", "Faults", "ReadyForSave", "ReadyForSleep", "checked_reply", "faults_in"]
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from ..quick_dataclass import dataclass
 
 __all__ = [
     "EVERYWHERE",

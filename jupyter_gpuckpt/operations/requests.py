@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from ..checked import Odd, from_json
 from ..errors import GpuckptError, Refused
+from ..quick_dataclass import dataclass
 from ..settings import MOST_COPIES
 from . import results
 from .description import IN_CELLS, IN_TERMINALS, TYPED, Command, Offered, argument

@@ -7,8 +7,10 @@ kernel loads this when something is asked of its keeper.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Literal
+
+from ..quick_dataclass import dataclass
 
 __all__ = [
     "AUTOMATIC",

@@ -104,7 +104,7 @@ def test_what_root_runs_is_this_and_no_more() -> None:
     ours = {name.partition(".")[2] for name in loaded if name.startswith("jupyter_gpuckpt.")}
     assert {name for name in ours if "." not in name} == {
         *("broker", "freeze", "linux"),
-        *("checked", "errors", "installed", "setting", "spelling", "subject"),
+        *("checked", "errors", "installed", "quick_dataclass", "setting", "spelling", "subject"),
     }
     assert {name for name in ours if name.startswith(("freeze.", "linux."))} == {
         *(f"freeze.{name}" for name in ("criu", "criu_errors", "criu_program", "random_state")),
