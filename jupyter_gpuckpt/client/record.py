@@ -180,6 +180,8 @@ class State(Head):
     """None while there is a kernel."""
     untold: UnconfirmedWake | None = None
     """None where the kernel was not woken, or has answered."""
+    shared_files: dict[str, int] = field(default_factory=dict)
+    """What `SavedProcesses` says of it in the snapshot that the kernel came from."""
     output: int = 0
     """How many bytes of the output were there already when this process came up: those of the snapshot."""
     ended: Ended | None = None

@@ -223,7 +223,7 @@ class Keeper:
             pid = await space.spawn(kernel_program(self.launch))
             undoing.pop_all()
         self.state.parent, self.state.saved, self.state.own_files, self.state.output = None, None, False, 0
-        self.state.resumed = None
+        self.state.resumed, self.state.shared_files = None, {}
         self.last_cell, self.ran = None, {}
         self.state.sleep, self.state.worked = None, 0.0
         self.hold(space, channel, pid)

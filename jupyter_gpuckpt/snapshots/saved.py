@@ -107,6 +107,8 @@ class SavedProcesses:
     frozen_seconds: float
     """For how long they were paused."""
     files: OwnFiles | None = None
+    shared_files: dict[str, int] = field(default_factory=dict)
+    """By the device of each /dev/shm that they have had, the number that the next file there was to get."""
 
 
 def kernel_of(manifest: Manifest) -> SavedKernel:

@@ -424,6 +424,26 @@ def test_shared_memory(notebook: Notebook) -> None:
     notebook.run("memory.close(); memory.unlink()")
 
 
+@pytest.mark.parametrize("files", [50, 5_000])
+def test_new_shared_memory_is_taken_for_none_of_before(notebook: Notebook, files: int) -> None:
+    """Device and number of its file are new: torch takes a tensor that another process sends for one that has both."""
+    notebook.run(f"""
+        import os
+        def made(count):
+            found = set()
+            for _ in range(count):
+                fd = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR); about = os.fstat(fd); os.close(fd)
+                found.add((about.st_dev, about.st_ino))
+            return found
+        known = made({files})
+    """)
+    for _ in range(3):  # the second one often gets the device of the kernel that was saved
+        notebook.run("%gpuckpt save again --replace")
+        restore(notebook, "again")
+        notebook.run(f"new = made({files}); found = len(new), len(new & known); known |= new")
+        assert value(notebook, "found") == f"({files}, 0)"
+
+
 def test_holes_of_files_in_shared_memory_stay_holes(notebook: Notebook) -> None:
     """More than the machine has memory for, of which next to nothing is used."""
     notebook.run("""

@@ -514,7 +514,7 @@ async def arrive(keeper: Keeper) -> None:
     order = from_json(_Order, keeper.folder.take_order())
     program = await asyncio.to_thread(usable_criu)
     manifest = order.manifest
-    new = await FreshSleeper.prepare(keeper, order.size)
+    new = await FreshSleeper.prepare(keeper, manifest, order.size)
     snapshot = Snapshot(manifest, new.files)
     snapshot.also_close = new.leave_files
     # The process that calls the driver needs a while to start: it does so beside what comes first.

@@ -32,6 +32,7 @@ from ...snapshots.needs import NeededFile
 from ...snapshots.saved import kernel_of, processes_of
 from ...snapshots.temporary import can_be_made
 from ...store import Contents, Manifest, Snapshot, Store, WorkingFolder
+from .. import file_numbers
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import faults_in
 from ..files import lifetime, placed_files
@@ -50,6 +51,9 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _CRIU_STARTS = 10.0  # how long criu may take to say its version, in seconds
 _SHOWN = 10  # how many files a note names
+_SLEEPERS = (
+    16  # how many are started at most, to find one whose /dev/shm has a device with few numbers to be passed over
+)
 _NOTHING = Lacking()
 
 
@@ -165,7 +169,9 @@ class FreshSleeper:
     """What was made of the files that live as long as the kernel, since it was gone."""
 
     @classmethod
-    async def prepare(cls, keeper: Keeper, needed: int, lacking: Lacking = _NOTHING) -> FreshSleeper:
+    async def prepare(
+        cls, keeper: Keeper, manifest: Manifest, needed: int, lacking: Lacking = _NOTHING
+    ) -> FreshSleeper:
         """Start a sleeper, and choose where it gets files of `needed` bytes: in its memory, or on the disk.
 
         `lacking` are the files of the snapshot's own that are to be put in place.
@@ -177,7 +183,7 @@ class FreshSleeper:
                 f"{stand_ins[0].path}, and only root can put them in place for a kernel.",
                 "Install them (the same versions of the same packages), or restore it as root.",
             )
-        space, channel = await keeper.new_namespace()
+        space, channel = await _new_namespace(keeper, processes_of(manifest).shared_files)
         inside = settings.NAMESPACE_STAGING_DIR
         new = cls(space, channel, space.path(inside), inside)
         try:
@@ -310,6 +316,29 @@ class FreshSleeper:
             await asyncio.to_thread(lifetime.unmake, [*self.made, *(self.placement.made if self.placement else ())])
             await asyncio.to_thread(shutil.rmtree, self.files, ignore_errors=True)
             await asyncio.to_thread(self.leave_files)
+
+
+async def _new_namespace(keeper: Keeper, earlier: Mapping[str, int]) -> tuple[Namespace, AgentChannel]:
+    """Start a sleeper in whose /dev/shm no file gets a number that one had in an earlier one of the same device.
+
+    `earlier` is what a snapshot says of these (`SavedProcesses.shared_files`).
+    """
+    started: list[tuple[Namespace, AgentChannel]] = []
+    try:
+        while True:
+            started.append(await keeper.new_namespace())
+            shared_memory = started[-1][0].shared_memory
+            device, number = file_numbers.following(shared_memory)
+            taken = earlier.get(device, 0)
+            # While this one is there, the next one has another device.
+            if taken - number <= file_numbers.FEW or len(started) == _SLEEPERS:
+                break
+        await asyncio.to_thread(file_numbers.pass_over, shared_memory, taken)
+        return started.pop()
+    finally:
+        for space, channel in started:
+            channel.close()
+            await space.kill()
 
 
 async def to_its_end(work: Callable[[], object]) -> None:

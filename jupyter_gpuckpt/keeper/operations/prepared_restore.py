@@ -84,7 +84,7 @@ class PreparedRestore:
         await progress.enter("verifying")
         async with contextlib.AsyncExitStack() as undoing:
             progress.watch.begin("sleeper")
-            new = await FreshSleeper.prepare(keeper, request.images, request.lacking)
+            new = await FreshSleeper.prepare(keeper, manifest, request.images, request.lacking)
             undoing.push_async_callback(new.discard)
             progress.watch.begin("GPU helpers")
             parked = parked_in(manifest.cuda)

@@ -31,7 +31,7 @@ from ...freeze.criu_program import CriuProgram
 from ...freeze.nccl import Communicators
 from ...linux import memory, processes
 from ...snapshots.saved import SavedProcesses
-from .. import lost_names, preflight
+from .. import file_numbers, lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
 from ..gpu.freeze import GpuFreeze, LookElsewhere, owners_of_imports
@@ -344,6 +344,7 @@ class _Freeze:
                     await asyncio.to_thread(cuda.refuse_other_use, found.on_gpu)
                 gpu.watch.begin("criu")
                 await self._dump(staging, gpu, criu_runs)
+                device, number = file_numbers.following(found.space.shared_memory)
                 self._end_cancelling()
                 gpu.watch.begin("copy")
                 parked = await gpu.finish_copy()
@@ -377,6 +378,7 @@ class _Freeze:
             cuda=on_gpu,
             private_bytes=found.private,
             frozen_seconds=seconds,
+            shared_files={**keeper.state.shared_files, device: number},
         )
         described = dict(found.described)
         if parked:

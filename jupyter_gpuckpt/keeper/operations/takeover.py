@@ -154,6 +154,7 @@ async def take_over(coming: Coming, way: InPlace | SideBySide, places: Places) -
         await new.placement.seal()
     state, asleep = keeper.state, gpu.asleep
     state.own_files, state.worked, state.output = new.has_stand_ins, 0.0, output
+    state.shared_files = dict(processes_of(coming.manifest).shared_files)
     state.sleep = asleep.note(ASLEEP) if asleep is not None else None
     keeper.hold(space, new.channel, pid)
     if asleep is not None:
