@@ -2,7 +2,7 @@
 # criu runs this at every stage of a dump. At this one the dump is done and the kernel still frozen: what lies in its
 # /dev/shm belongs to the same instant as its memory.
 [ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
-tar -c --sparse -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system -C /dev/shm \
+tar -c --sparse -b 256 -f "$GPUCKPT_SNAPSHOT/shm.tar" --one-file-system -C /dev/shm \
     --exclude=./gpuckpt --exclude=./gpuckpt-criu --exclude=./gpuckpt-staging --exclude=./gpuckpt-vram . &&
 cp "$GPUCKPT_LOG" "$GPUCKPT_SNAPSHOT/kernel.log" || exit
 # Nothing is missing but memory that is copied later (criu_memory.c).

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import images, pages, unchanged
+from . import images, pages, shared_memory, unchanged
 from .twin import Noted, Twin, Void, dump_is_over
 
 __all__ = ["Before", "Kept", "Memory", "Unreliable", "copy"]
@@ -70,6 +70,7 @@ def copy(folder: Path, into: Path, outer: Callable[[int], int | None], before: B
     Unreliable : what had not changed has.
     OSError : the images cannot be written.
     """
+    shared_memory.describe(folder, into)
     copies: list[Copy] = []
     try:
         for noted in Noted.all_in(folder):

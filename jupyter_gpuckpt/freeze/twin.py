@@ -14,6 +14,8 @@ import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from . import shared_memory
+
 __all__ = ["Noted", "Twin", "Void", "asked_for", "dump_is_over", "end"]
 
 _NOTED, _KEPT = "twin-{}.regions", "kept-{}.regions"
@@ -101,6 +103,7 @@ def end(folder: Path, outer: Callable[[int], int | None], *, kept: bool = False)
             if (pid := outer(noted.read()[0])) is not None:
                 Twin(pid).kill()
         noted.forget()
+    shared_memory.forget(folder)
     dump_is_over(folder)
 
 

@@ -64,5 +64,5 @@ def test_managed_variables_are_refused_in_words_and_the_kernel_goes_on(notebook:
     notebook.run(LOAD.format(library=str(compiled(MANAGED, tmp_path))), timeout=100)
     refused = notebook.run("%gpuckpt save here", timeout=120, allow_error=True)
     assert refused.status == "error"
-    assert "managed memory" in refused.text
+    assert "managed (unified) memory" in refused.text
     assert notebook.look("step() != step()") == "True"

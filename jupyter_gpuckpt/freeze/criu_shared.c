@@ -1,0 +1,201 @@
+/* Memory that processes share, copied by many processors: part of the library that criu is started with.
+ *
+ * criu copies memory without a file that can be shared (MAP_SHARED, memfd_create(2)) by one thread, while the processes
+ * stand still; they go on with it, so that it cannot be copied later. To that kind belongs the host memory that CUDA
+ * pins. criu looks for the parts with data (SEEK_DATA) when it has opened the images. Here it is told that there are
+ * none, and all of them are copied into the image of pages at once, each by another process: a few that are forked, since
+ * criu knows of no threads. What was copied is written down: `shared-ID.regions`, in the folder
+ * GPUCKPT_DUMP_TWINS_FOLDER, has first address and end of each part, 64-bit numbers. Whoever started criu puts them into
+ * the pagemap of that ID (`shared_memory.py`). Where anything fails, criu copies by itself.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PUBLIC __attribute__((visibility("default")))
+
+enum { PAGE = 4096, BLOCK = 1 << 20, WORTH_IT = 16 << 20 /* bytes */, MOST_COPIERS = 8, ROOM = 256 };
+
+struct part {
+	uint64_t start, end;
+};
+
+/* The images that criu writes now: of which shared memory, and the file of its pages. */
+static char id[32];
+static int pages = -1;
+
+static void note(const char *path, int flags, int fd)
+{
+	unsigned int number;
+	int end = 0;
+	if ((flags & O_ACCMODE) == O_RDONLY || fd < 0)
+		return;
+	if (strncmp(path, "pagemap-", strlen("pagemap-")) == 0) {
+		pages = -1;
+		if (sscanf(path, "pagemap-shmem-%31[0-9].img%n", id, &end) != 1 || end == 0)
+			id[0] = '\0';
+	} else if (id[0] != '\0' && pages < 0 && sscanf(path, "pages-%u.img%n", &number, &end) == 1 && end > 0) {
+		pages = fd;
+	}
+}
+
+PUBLIC int openat64(int folder, const char *path, int flags, ...)
+{
+	va_list arguments;
+	va_start(arguments, flags);
+	mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, mode_t) : 0;
+	va_end(arguments);
+	int fd = syscall(SYS_openat, folder, path, flags, mode);
+	note(path, flags, fd);
+	return fd;
+}
+
+static off_t seek(int fd, off_t at, int whence) { return syscall(SYS_lseek, fd, at, whence); }
+
+/* Find the parts with data, in whole pages; how many bytes they are. -1: they are not known. */
+static int64_t find(int fd, struct part **parts, size_t *count)
+{
+	int64_t total = 0;
+	off_t at = 0;
+	while ((at = seek(fd, at, SEEK_DATA)) >= 0) {
+		off_t end = seek(fd, at, SEEK_HOLE);
+		if (end < 0)
+			return -1;
+		if (*count % ROOM == 0) {
+			struct part *grown = realloc(*parts, (*count + ROOM) * sizeof *grown);
+			if (grown == NULL)
+				return -1;
+			*parts = grown;
+		}
+		struct part found = {at / PAGE * PAGE, (end + PAGE - 1) / PAGE * PAGE};
+		(*parts)[(*count)++] = found;
+		total += found.end - found.start;
+		at = end;
+	}
+	return errno == ENXIO ? total : -1;
+}
+
+/* Copy a block; what lies behind the file's end, in its last page, is zeros. */
+static int copy(int from, uint64_t at, uint64_t to, size_t size)
+{
+	static char block[BLOCK];
+	size_t done = 0;
+	while (done < size) {
+		ssize_t got = pread(from, block + done, size - done, at + done);
+		if (got < 0 && errno != EINTR)
+			return -1;
+		if (got == 0)
+			break;
+		done += got > 0 ? got : 0;
+	}
+	if (size - done >= PAGE)
+		return -1;
+	memset(block + done, 0, size - done);
+	for (done = 0; done < size;) {
+		ssize_t put = pwrite(pages, block + done, size - done, to + done);
+		if (put < 0 && errno != EINTR)
+			return -1;
+		done += put > 0 ? put : 0;
+	}
+	return 0;
+}
+
+/* Copy every `of`th block, from the one with number `first` on. */
+static int copy_share(int from, const struct part *parts, size_t count, size_t first, size_t of)
+{
+	uint64_t to = 0;
+	size_t number = 0;
+	for (size_t i = 0; i < count; i++)
+		for (uint64_t at = parts[i].start; at < parts[i].end; at += BLOCK) {
+			size_t size = parts[i].end - at < BLOCK ? parts[i].end - at : BLOCK;
+			if (number++ % of == first && copy(from, at, to, size) != 0)
+				return -1;
+			to += size;
+		}
+	return 0;
+}
+
+static size_t copiers(void)
+{
+	cpu_set_t ours;
+	size_t count = sched_getaffinity(0, sizeof ours, &ours) == 0 ? CPU_COUNT(&ours) : 1;
+	return count < MOST_COPIERS ? count : MOST_COPIERS;
+}
+
+static int copy_all(int from, const struct part *parts, size_t count)
+{
+	pid_t others[MOST_COPIERS];
+	size_t of = copiers(), begun = 1;
+	int failed = 0, status;
+	for (; begun < of; begun++) {
+		/* Without a signal at its end, which criu would take for that of one of its own. */
+		pid_t pid = syscall(SYS_clone, 0, 0, 0, 0, 0);
+		if (pid == 0)
+			_exit(copy_share(from, parts, count, begun, of) == 0 ? 0 : 1);
+		if (pid < 0)
+			break;
+		others[begun] = pid;
+	}
+	for (size_t rest = begun; rest < of; rest++) /* those that could not be forked */
+		failed |= copy_share(from, parts, count, rest, of);
+	failed |= copy_share(from, parts, count, 0, of);
+	for (size_t i = 1; i < begun; i++) {
+		while (syscall(SYS_wait4, others[i], &status, __WALL, NULL) < 0 && errno == EINTR)
+			continue;
+		failed |= !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+	}
+	return failed ? -1 : 0;
+}
+
+static int write_down(const char *folder, const struct part *parts, size_t count)
+{
+	char path[PATH_MAX];
+	ssize_t size = count * sizeof *parts;
+	snprintf(path, sizeof path, "%s/shared-%s.regions", folder, id);
+	int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	int result = fd >= 0 && write(fd, parts, size) == size ? 0 : -1;
+	if (fd >= 0)
+		close(fd);
+	if (fd >= 0 && result != 0)
+		unlink(path);
+	return result;
+}
+
+/* Copy shared memory into its image; tell whether criu need not. */
+static int is_copied(int from)
+{
+	const char *folder = getenv("GPUCKPT_DUMP_TWINS_FOLDER");
+	struct part *parts = NULL;
+	size_t count = 0;
+	int done = 0;
+	if (folder != NULL && find(from, &parts, &count) >= WORTH_IT) {
+		done = copy_all(from, parts, count) == 0 && write_down(folder, parts, count) == 0;
+		if (!done && ftruncate(pages, 0) != 0)
+			abort(); /* criu would write behind what is there */
+	}
+	free(parts);
+	return done;
+}
+
+PUBLIC off_t lseek64(int fd, off_t at, int whence)
+{
+	if (whence == SEEK_DATA && at == 0 && id[0] != '\0' && pages >= 0) {
+		int done = is_copied(fd);
+		id[0] = '\0';
+		if (done) {
+			errno = ENXIO;
+			return -1;
+		}
+	}
+	return seek(fd, at, whence);
+}
