@@ -18,13 +18,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define PUBLIC __attribute__((visibility("default")))
 
-enum { PAGE = 4096, BLOCK = 1 << 20, WORTH_IT = 16 << 20 /* bytes */, MOST_COPIERS = 8, ROOM = 256 };
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* linux/mman.h, since 5.14 */
+#endif
+
+enum { PAGE = 4096, BLOCK = 4 << 20, WORTH_IT = 16 << 20 /* bytes */, MOST_COPIERS = 8, ROOM = 256 };
 
 struct part {
 	uint64_t start, end;
@@ -85,40 +90,37 @@ static int64_t find(int fd, struct part **parts, size_t *count)
 	return errno == ENXIO ? total : -1;
 }
 
-/* Copy a block; what lies behind the file's end, in its last page, is zeros. */
-static int copy(int from, uint64_t at, uint64_t to, size_t size)
+/* Copy a block into the file, which is mapped for that: tmpfs lets one write(2) at a time into a file. Its memory is asked
+ * for first, so that where there is none is told, and not by a signal. What lies behind the end of what is copied, in its
+ * last page, is zeros. */
+static int copy(int from, uint64_t at, int file, uint64_t to, size_t size)
 {
-	static char block[BLOCK];
 	size_t done = 0;
-	while (done < size) {
+	char *block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, to);
+	if (block == MAP_FAILED)
+		return -1;
+	int result = madvise(block, size, MADV_POPULATE_WRITE);
+	while (result == 0 && done < size) {
 		ssize_t got = pread(from, block + done, size - done, at + done);
-		if (got < 0 && errno != EINTR)
-			return -1;
 		if (got == 0)
 			break;
+		if (got < 0 && errno != EINTR)
+			result = -1;
 		done += got > 0 ? got : 0;
 	}
-	if (size - done >= PAGE)
-		return -1;
-	memset(block + done, 0, size - done);
-	for (done = 0; done < size;) {
-		ssize_t put = pwrite(pages, block + done, size - done, to + done);
-		if (put < 0 && errno != EINTR)
-			return -1;
-		done += put > 0 ? put : 0;
-	}
-	return 0;
+	munmap(block, size);
+	return size - done < PAGE ? result : -1;
 }
 
 /* Copy every `of`th block, from the one with number `first` on. */
-static int copy_share(int from, const struct part *parts, size_t count, size_t first, size_t of)
+static int copy_share(int from, int file, const struct part *parts, size_t count, size_t first, size_t of)
 {
 	uint64_t to = 0;
 	size_t number = 0;
 	for (size_t i = 0; i < count; i++)
 		for (uint64_t at = parts[i].start; at < parts[i].end; at += BLOCK) {
 			size_t size = parts[i].end - at < BLOCK ? parts[i].end - at : BLOCK;
-			if (number++ % of == first && copy(from, at, to, size) != 0)
+			if (number++ % of == first && copy(from, at, file, to, size) != 0)
 				return -1;
 			to += size;
 		}
@@ -132,28 +134,32 @@ static size_t copiers(void)
 	return count < MOST_COPIERS ? count : MOST_COPIERS;
 }
 
-static int copy_all(int from, const struct part *parts, size_t count)
+static int copy_all(int from, const struct part *parts, size_t count, off_t total)
 {
+	char path[32];
 	pid_t others[MOST_COPIERS];
-	size_t of = copiers(), begun = 1;
-	int failed = 0, status;
-	for (; begun < of; begun++) {
+	size_t of = copiers(), begun = 0;
+	int status;
+	snprintf(path, sizeof path, "/proc/self/fd/%d", pages);
+	int file = open(path, O_RDWR | O_CLOEXEC);
+	int failed = file < 0 || ftruncate(file, total) != 0;
+	for (; !failed && begun < of; begun++) {
 		/* Without a signal at its end, which criu would take for that of one of its own. */
 		pid_t pid = syscall(SYS_clone, 0, 0, 0, 0, 0);
 		if (pid == 0)
-			_exit(copy_share(from, parts, count, begun, of) == 0 ? 0 : 1);
+			_exit(copy_share(from, file, parts, count, begun, of) == 0 ? 0 : 1);
 		if (pid < 0)
 			break;
 		others[begun] = pid;
 	}
-	for (size_t rest = begun; rest < of; rest++) /* those that could not be forked */
-		failed |= copy_share(from, parts, count, rest, of);
-	failed |= copy_share(from, parts, count, 0, of);
-	for (size_t i = 1; i < begun; i++) {
+	failed |= begun < of;
+	for (size_t i = 0; i < begun; i++) {
 		while (syscall(SYS_wait4, others[i], &status, __WALL, NULL) < 0 && errno == EINTR)
 			continue;
 		failed |= !WIFEXITED(status) || WEXITSTATUS(status) != 0;
 	}
+	if (file >= 0)
+		close(file);
 	return failed ? -1 : 0;
 }
 
@@ -178,8 +184,9 @@ static int is_copied(int from)
 	struct part *parts = NULL;
 	size_t count = 0;
 	int done = 0;
-	if (folder != NULL && find(from, &parts, &count) >= WORTH_IT) {
-		done = copy_all(from, parts, count) == 0 && write_down(folder, parts, count) == 0;
+	int64_t total = folder != NULL ? find(from, &parts, &count) : 0;
+	if (total >= WORTH_IT) {
+		done = copy_all(from, parts, count, total) == 0 && write_down(folder, parts, count) == 0;
 		if (!done && ftruncate(pages, 0) != 0)
 			abort(); /* criu would write behind what is there */
 	}
