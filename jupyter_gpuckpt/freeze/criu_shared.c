@@ -6,12 +6,15 @@
  * none, and all of them are copied into the image of pages at once, each by another process: a few that are forked, since
  * criu knows of no threads. What was copied is written down: `shared-ID.regions`, in the folder
  * GPUCKPT_DUMP_TWINS_FOLDER, has first address and end of each part, 64-bit numbers. Whoever started criu puts them into
- * the pagemap of that ID (`shared_memory.py`). Where anything fails, criu copies by itself.
+ * the pagemap of that ID (`shared_memory.py`). In a restore, what criu reads (pread(2)) into shared memory is read by
+ * several processes as well. Where anything fails, criu copies by itself.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
+#include <linux/sched.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -67,6 +70,55 @@ PUBLIC int openat64(int folder, const char *path, int flags, ...)
 
 static off_t seek(int fd, off_t at, int whence) { return syscall(SYS_lseek, fd, at, whence); }
 
+static size_t copiers(void)
+{
+	cpu_set_t ours;
+	size_t count = sched_getaffinity(0, sizeof ours, &ours) == 0 ? CPU_COUNT(&ours) : 1;
+	return count < MOST_COPIERS ? count : MOST_COPIERS;
+}
+
+/* Fork a process without a signal at its end, which criu would take for that of one of its own. In a restore its pid must
+ * be none that is to be restored, in a thread perhaps: it is one of the highest, which the system comes to last, and
+ * another for each process that criu restores. */
+static pid_t fork_apart(size_t number)
+{
+	static long highest;
+	if (highest == 0) {
+		FILE *file = fopen("/proc/sys/kernel/pid_max", "re");
+		if (file == NULL || fscanf(file, "%ld", &highest) != 1)
+			highest = -1;
+		if (file != NULL)
+			fclose(file);
+	}
+	pid_t pid = highest - 1 - number - getpid() % 1024 * MOST_COPIERS;
+	struct clone_args how = {.set_tid = (uintptr_t)&pid, .set_tid_size = 1};
+	return highest > 0 ? syscall(SYS_clone3, &how, sizeof how) : -1;
+}
+
+/* Have each of some processes do its share of some work; tell whether all of it is done. */
+static int is_shared_out(int (*share)(const void *work, size_t first, size_t of), const void *work)
+{
+	pid_t others[MOST_COPIERS];
+	size_t of = copiers(), begun = 0;
+	int done = of > 1, status;
+	for (; done && begun < of; begun++) {
+		others[begun] = fork_apart(begun);
+		if (others[begun] == 0)
+			_exit(share(work, begun, of) == 0 ? 0 : 1);
+		if (others[begun] < 0)
+			break;
+	}
+	done = done && begun == of;
+	while (begun-- > 0) {
+		while (syscall(SYS_wait4, others[begun], &status, __WALL, NULL) < 0 && errno == EINTR)
+			continue;
+		done = done && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+	}
+	return done;
+}
+
+/* -- in a dump: into the image */
+
 /* Find the parts with data, in whole pages; how many bytes they are. -1: they are not known. */
 static int64_t find(int fd, struct part **parts, size_t *count)
 {
@@ -101,7 +153,7 @@ static int copy(int from, uint64_t at, int file, uint64_t to, size_t size)
 		return -1;
 	int result = madvise(block, size, MADV_POPULATE_WRITE);
 	while (result == 0 && done < size) {
-		ssize_t got = pread(from, block + done, size - done, at + done);
+		ssize_t got = syscall(SYS_pread64, from, block + done, size - done, at + done);
 		if (got == 0)
 			break;
 		if (got < 0 && errno != EINTR)
@@ -112,55 +164,38 @@ static int copy(int from, uint64_t at, int file, uint64_t to, size_t size)
 	return size - done < PAGE ? result : -1;
 }
 
+struct dump {
+	int from, file;
+	const struct part *parts;
+	size_t count;
+};
+
 /* Copy every `of`th block, from the one with number `first` on. */
-static int copy_share(int from, int file, const struct part *parts, size_t count, size_t first, size_t of)
+static int copy_share(const void *work, size_t first, size_t of)
 {
+	const struct dump *dump = work;
 	uint64_t to = 0;
 	size_t number = 0;
-	for (size_t i = 0; i < count; i++)
-		for (uint64_t at = parts[i].start; at < parts[i].end; at += BLOCK) {
-			size_t size = parts[i].end - at < BLOCK ? parts[i].end - at : BLOCK;
-			if (number++ % of == first && copy(from, at, file, to, size) != 0)
+	for (size_t i = 0; i < dump->count; i++)
+		for (uint64_t at = dump->parts[i].start; at < dump->parts[i].end; at += BLOCK) {
+			size_t size = dump->parts[i].end - at < BLOCK ? dump->parts[i].end - at : BLOCK;
+			if (number++ % of == first && copy(dump->from, at, dump->file, to, size) != 0)
 				return -1;
 			to += size;
 		}
 	return 0;
 }
 
-static size_t copiers(void)
-{
-	cpu_set_t ours;
-	size_t count = sched_getaffinity(0, sizeof ours, &ours) == 0 ? CPU_COUNT(&ours) : 1;
-	return count < MOST_COPIERS ? count : MOST_COPIERS;
-}
-
 static int copy_all(int from, const struct part *parts, size_t count, off_t total)
 {
 	char path[32];
-	pid_t others[MOST_COPIERS];
-	size_t of = copiers(), begun = 0;
-	int status;
 	snprintf(path, sizeof path, "/proc/self/fd/%d", pages);
 	int file = open(path, O_RDWR | O_CLOEXEC);
-	int failed = file < 0 || ftruncate(file, total) != 0;
-	for (; !failed && begun < of; begun++) {
-		/* Without a signal at its end, which criu would take for that of one of its own. */
-		pid_t pid = syscall(SYS_clone, 0, 0, 0, 0, 0);
-		if (pid == 0)
-			_exit(copy_share(from, file, parts, count, begun, of) == 0 ? 0 : 1);
-		if (pid < 0)
-			break;
-		others[begun] = pid;
-	}
-	failed |= begun < of;
-	for (size_t i = 0; i < begun; i++) {
-		while (syscall(SYS_wait4, others[i], &status, __WALL, NULL) < 0 && errno == EINTR)
-			continue;
-		failed |= !WIFEXITED(status) || WEXITSTATUS(status) != 0;
-	}
+	const struct dump work = {from, file, parts, count};
+	int done = file >= 0 && ftruncate(file, total) == 0 && is_shared_out(copy_share, &work);
 	if (file >= 0)
 		close(file);
-	return failed ? -1 : 0;
+	return done ? 0 : -1;
 }
 
 static int write_down(const char *folder, const struct part *parts, size_t count)
@@ -205,4 +240,54 @@ PUBLIC off_t lseek64(int fd, off_t at, int whence)
 		}
 	}
 	return seek(fd, at, whence);
+}
+
+/* -- in a restore: out of the image, straight to where it belongs */
+
+struct restore {
+	int from;
+	char *to;
+	size_t size;
+	off_t at;
+};
+
+static int read_share(const void *work, size_t first, size_t of)
+{
+	const struct restore *restore = work;
+	for (size_t done = first * BLOCK; done < restore->size; done += of * BLOCK) {
+		size_t size = restore->size - done < BLOCK ? restore->size - done : BLOCK;
+		madvise(restore->to + done, size, MADV_POPULATE_WRITE);
+		for (size_t got = 0; got < size;) {
+			ssize_t more = syscall(SYS_pread64, restore->from, restore->to + done + got, size - got, restore->at + done + got);
+			if (more == 0 || (more < 0 && errno != EINTR))
+				return -1;
+			got += more > 0 ? more : 0;
+		}
+	}
+	return 0;
+}
+
+/* Tell whether other processes see what is written there: forked ones can write it. */
+static int is_shared(const char *memory, size_t size)
+{
+	char line[512], shared = 0;
+	uintptr_t begin, end, wanted = (uintptr_t)memory;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
+		if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " rw%*c%c", &begin, &end, &shared) == 3 && begin <= wanted &&
+		    wanted + size <= end)
+			break;
+		else
+			shared = 0;
+	if (maps != NULL)
+		fclose(maps);
+	return shared == 's';
+}
+
+PUBLIC ssize_t pread64(int fd, void *buffer, size_t size, off_t at)
+{
+	const struct restore work = {fd, buffer, size, at};
+	if (size >= WORTH_IT && is_shared(buffer, size) && is_shared_out(read_share, &work))
+		return size;
+	return syscall(SYS_pread64, fd, buffer, size, at);
 }
