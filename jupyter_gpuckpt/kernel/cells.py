@@ -264,7 +264,7 @@ class Cells:
 
     def answer(self, asked: Asked, error: dict[str, Any] | None = None) -> None:
         """Complete the cell that asked, from the kernel's own thread; `error`: ename, evalue, traceback."""
-        self._kernel.io_loop.add_callback(self._answer, asked, error)
+        self._kernel.in_main_loop(self._answer, asked, error)
 
     def _answer(self, asked: Asked, error: dict[str, Any] | None) -> None:
         kernel = self._kernel
@@ -290,11 +290,11 @@ class Cells:
         """Execute the requests that waited behind the cell that asked, as if they came now."""
         for frames in asked.get("queued", []):
             self._taken.add(self._id_of(frames))
-            self._kernel.io_loop.add_callback(self._kernel.take_request, [bytes.fromhex(frame) for frame in frames])
+            self._kernel.in_main_loop(self._kernel.take_request, [bytes.fromhex(frame) for frame in frames])
 
     def refuse_queued(self, asked: Asked) -> None:
         """Answer the requests that waited behind the cell as aborted, as after an error."""
-        self._kernel.io_loop.add_callback(self._refuse, asked)
+        self._kernel.in_main_loop(self._refuse, asked)
 
     def _refuse(self, asked: Asked) -> None:
         session = self._kernel.session

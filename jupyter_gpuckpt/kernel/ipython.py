@@ -26,6 +26,7 @@ from .waking import wake_for_cell
 log = logging.getLogger("gpuckpt.agent")
 
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_NO_REQUEST = b"gpuckpt: see to the main loop"
 
 # ipykernel's app imports its kernel's class before it binds anything, and makes the kernel afterwards.
 come_up_at_held_ports()
@@ -159,7 +160,9 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     async def dispatch_shell(self, msg: list[Any], *args: Any, **kwargs: Any) -> None:
         """Dispatch a request whose turn has come (called by ipykernel), unless it is to be passed over."""
-        # One that is a single frame is ipykernel's own.
+        # One that is a single frame is ours, or ipykernel's own.
+        if len(msg) == 1 and bytes(msg[0]) == _NO_REQUEST:
+            return
         if self.agent is not None and len(msg) > 1:
             self.agent.reconnection.until_known()
             if not self.agent.cells.begins(self.header_of(msg)):
@@ -238,7 +241,20 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         call = _PENDING(pending)
         self._pending.append(call)
         ctypes.pythonapi.Py_AddPendingCall(call, None)
-        self.io_loop.add_callback(lambda: None)  # have it execute something, where it has nothing to do
+        self.in_main_loop(lambda: None)  # have it execute something, where it has nothing to do
+
+    def in_main_loop(self, do: Callable[..., object], *args: Any) -> None:
+        """Have the main thread's event loop do something, when no cell runs; from any thread.
+
+        Between cells a toolkit's loop (``%gui``) has that thread, which gives way to messages alone.
+        """
+        self.io_loop.add_callback(do, *args)
+        thread = getattr(self, "shell_channel_thread", None)
+        if self.eventloop is not None and thread is not None:  # in ipykernel 6 it waits for a client's
+            thread.io_loop.add_callback(self._send_no_request)
+
+    def _send_no_request(self) -> None:
+        self.shell_channel_thread.manager.get_shell_channel_to_subshell_socket(None).send(_NO_REQUEST)
 
     def hold(self, hold: bool) -> None:
         """Keep what comes from now on, or execute it; that, behind what `take_request` was given, in the main loop."""

@@ -182,7 +182,7 @@ class Reconnection:
         finally:
             self._heard.set()
             self._agent.cells.take_queued({"queued": filter(None, requests)})
-            self._agent.kernel.io_loop.add_callback(self._agent.kernel.hold, False)
+            self._agent.kernel.in_main_loop(self._agent.kernel.hold, False)
         self._agent.keeper.end_all(("hibernate",), to_json(results.WokenLater()), _overtaken)
         self._agent.later(partial(self._be_heard, "awake"))
         return {"faults": faults}

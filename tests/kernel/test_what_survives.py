@@ -873,6 +873,35 @@ def printed(found: list[dict[str, Any]]) -> str:
     return "".join(m["content"]["text"] for m in found if m["msg_type"] == "stream")
 
 
+def test_the_loop_of_a_toolkit_goes_on_and_the_kernel_answers(notebook: Notebook) -> None:
+    """Between cells such a loop (`%gui qt`, `%matplotlib tk`) has the main thread, also when the kernel is saved."""
+    notebook.run("""
+        import select, zmq
+        from ipykernel.eventloops import get_shell_stream, register_integration
+        turns = 0
+        @register_integration("made_up")
+        def loop(kernel):  # as Qt's and Tk's do it
+            global turns
+            turns += 1
+            if kernel.io_loop.asyncio_loop._ready or kernel._main_asyncio_lock.locked():
+                return  # ipykernel has begun with a request, and would not go on while this loop waits for the next
+            stream = get_shell_stream(kernel)
+            while not stream.flush(limit=1):
+                select.select([stream.getsockopt(zmq.FD)], [], [])
+    """)
+    notebook.run("%gui made_up")
+    notebook.run("state = 'saved'")
+    with notebook.keeper as keeper:
+        keeper.request("save", {"name": "between"})
+    notebook.run("state = 'later'")
+    restore(notebook, "between")
+    assert value(notebook, "state") == "saved"
+    with notebook.keeper as keeper:
+        keeper.request("hibernate")
+    assert grows(notebook, "turns")
+    assert value(notebook, "state") == "saved"
+
+
 def test_a_cell_that_was_saved_while_it_looped_runs_on_in_the_cell_that_restores(
     notebook: Notebook, tmp_path: Path
 ) -> None:
