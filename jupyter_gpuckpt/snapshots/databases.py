@@ -1,7 +1,9 @@
-"""Databases that a kernel has open: SQLite's and DuckDB's, which have files of their own beside them."""
+"""Databases that a kernel has open: those of SQLite, DuckDB and LMDB, which have files of their own beside them."""
 
 from __future__ import annotations
 
+import contextlib
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,13 +11,17 @@ from blake3 import blake3
 
 from ..freeze.images import Lock
 
-__all__ = ["DUCKDB", "SQLITE", "changing", "heads", "is_index", "kind", "log_of", "main_of"]
+__all__ = ["DUCKDB", "SQLITE", "changing", "heads", "is_index", "kind", "log_of", "main_of", "written_by_lmdb"]
 
-SQLITE, DUCKDB = "SQLite", "DuckDB"
+SQLITE, DUCKDB, LMDB = "SQLite", "DuckDB", "LMDB"
 
 _BESIDE = {SQLITE: ("-wal", "-shm", "-journal"), DUCKDB: (".wal",)}
-# https://www.sqlite.org/fileformat.html, and DuckDB's MainHeader
-_MARKS = ((0, b"SQLite format 3\0", SQLITE), (8, b"DUCK", DUCKDB))
+_LMDB_MARK = b"\xde\xc0\xef\xbe"
+# https://www.sqlite.org/fileformat.html, DuckDB's MainHeader, and LMDB's MDB_meta behind the header of its page
+_MARKS = ((0, b"SQLite format 3\0", SQLITE), (8, b"DUCK", DUCKDB), (16, _LMDB_MARK, LMDB))
+# LMDB's MDB_txninfo: where the writer's lock begins, and of glibc's pthread_mutex_t who holds it, and its kind
+_LMDB_WRITER = struct.Struct("<64xI12xI")
+_HOLDER, _ROBUST = 0x3FFFFFFF, 0x10
 # SQLite's os.h and wal.c: the bytes that it locks for as long as a transaction may write
 _RESERVED = 0x40000001
 _WAL_WRITER = 120
@@ -26,7 +32,7 @@ _HEADS = 3 * 4096
 def kind(file: Path) -> str:
     """Return which program's database a file is; empty for none. Raises `OSError`."""
     with file.open("rb") as f:
-        head = f.read(16)
+        head = f.read(24)
     return next((name for at, mark, name in _MARKS if head[at:].startswith(mark)), "")
 
 
@@ -61,6 +67,36 @@ def changing(locks: Iterable[Lock]) -> set[str]:
         elif lock.writes and lock.path.endswith("-shm") and lock.holds(_WAL_WRITER):
             mains.add(lock.path.removesuffix("-shm"))
     return {main + end for main in mains for end in ("", "-wal", "-journal")}
+
+
+def written_by_lmdb(mapped: Iterable[str], root: Path) -> set[str]:
+    """Return the paths of LMDB's databases of which a process below `root` holds the writer's lock.
+
+    That is a mutex in a file that all who use the database have `mapped`, with the number of a thread: `root` is the
+    root folder of a namespace, in whose /proc it is looked for.
+    """
+    found = set()
+    for path in mapped:
+        if path.endswith("/lock.mdb"):
+            main = path.removesuffix("lock.mdb") + "data.mdb"
+        elif path.endswith("-lock"):
+            main = path.removesuffix("-lock")
+        else:
+            continue
+        holder = _writer(root / path[1:])
+        if holder and (root / "proc" / str(holder)).exists():
+            found.add(main)
+    return found
+
+
+def _writer(lock_file: Path) -> int:
+    """Return the number of the thread that holds the writer's lock of a database of LMDB's; 0 for none."""
+    with contextlib.suppress(OSError, struct.error), lock_file.open("rb") as file:
+        head = file.read(_LMDB_WRITER.size)
+        lock, kind = _LMDB_WRITER.unpack(head)
+        if head.startswith(_LMDB_MARK) and kind & _ROBUST:
+            return int(lock & _HOLDER)
+    return 0
 
 
 def is_index(path: str) -> bool:

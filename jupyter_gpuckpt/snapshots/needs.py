@@ -65,7 +65,7 @@ class NeededFile:
     mtime : when it was last written, in nanoseconds, as stat(2) has it; 0 where it was written again at once, and None
         where nothing is known of that.
     database : whose database it is, where it is one (`databases.kind`).
-    in_transaction : whether a transaction of SQLite's was open that writes into it: it must not have changed.
+    in_transaction : whether a transaction of SQLite's or LMDB's was open that writes into it: it must not have changed.
     kept : whether the snapshot has its content (`lifetime`).
     """
 
@@ -140,14 +140,16 @@ def _in_order(files: Iterable[NeededFile]) -> list[NeededFile]:
     return sorted(merged, key=lambda file: file.path)
 
 
-def marked(files: Iterable[NeededFile], root: Path, marks: Marks, folder: Path) -> list[NeededFile]:
+def marked(
+    files: Iterable[NeededFile], root: Path, marks: Marks, folder: Path, in_transaction: Iterable[str] = ()
+) -> list[NeededFile]:
     """Return the same files with what tells them from others of their size.
 
     `root` is the folder that is ``/`` to the processes, and `folder` that of criu's images. What has changed already
-    since the dump is left as it is.
+    since the dump is left as it is. Databases are `in_transaction` of which the images do not tell it.
     """
     frozen = (folder / "files.img").stat().st_mtime_ns
-    changing = databases.changing(images.locks(folder))
+    changing = databases.changing(images.locks(folder)).union(in_transaction)
     return [_marked(file, root, marks, frozen, file.path in changing) for file in files]
 
 
@@ -226,7 +228,8 @@ def difference(file: NeededFile, root: Path) -> str:
     if now.st_size != file.size and not _may_have_size(now.st_size, file, at):
         return f"{file.path}: had {was}, here {now.st_size}"
     if file.in_transaction and file.mtime != now.st_mtime_ns:
-        return f"{file.path}: a SQLite transaction was open, and the file was written to since"
+        database = file.database or databases.SQLITE
+        return f"{file.path}: a transaction of {database}'s was open, and the file was written to since"
     if file.build_id and not is_same_build(here := build_id(at), file.build_id):
         return f"{file.path}: a different build of the same size: was {file.build_id}, here {here or 'none'}"
     return ""

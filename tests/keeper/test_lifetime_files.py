@@ -191,10 +191,36 @@ def test_a_transaction_goes_on_where_nothing_was_written_since_and_is_refused_el
     notebook.run("%gpuckpt restore here")
     assert rows(notebook) == "2"
     notebook.run("db.commit()")
-    assert "a SQLite transaction was open, and the file was written to since" in refused(notebook)
+    assert "a transaction of SQLite's was open, and the file was written to since" in refused(notebook)
     notebook.run("db.close()")
     assert is_sound(database)
     assert str(database) in refused(notebook)
+
+
+def test_a_write_transaction_of_lmdb_goes_on_only_where_nothing_was_written_since(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    """By its files: who writes is told by a mutex of the C library's, in memory that all its programs share."""
+    data, lock, mark = tmp_path / "data.mdb", tmp_path / "lock.mdb", bytes.fromhex("dec0efbe")
+    data.write_bytes(bytes(16) + mark + bytes(4076))
+    lock.write_bytes(mark + bytes(8188))
+    notebook.run(f"""
+        import ctypes, mmap
+        data, lock = open({str(data)!r}, "r+b", 0), open({str(lock)!r}, "r+b")
+        shared, libc, kind = mmap.mmap(lock.fileno(), 8192), ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_mutexattr_init(kind); libc.pthread_mutexattr_setpshared(kind, 1)
+        libc.pthread_mutexattr_setrobust(kind, 1)
+        writer = ctypes.byref(ctypes.c_char.from_buffer(shared, 64))
+        begun = libc.pthread_mutex_init(writer, kind), libc.pthread_mutex_lock(writer)
+    """)
+    assert notebook.value("begun") == "(0, 0)"
+    assert f"A transaction of {data} is open" in notebook.run("%gpuckpt save here").text
+    notebook.run("%gpuckpt restore here")
+    notebook.run("data.write(b'committed'); libc.pthread_mutex_unlock(writer)")
+    assert f"{data}: a transaction of LMDB's was open, and the file was written to since" in refused(notebook)
+    assert "A transaction of" not in notebook.run("%gpuckpt save here --replace").text
+    notebook.run("data.write(b'committed')")
+    assert f"{data}, a database of LMDB's (written to since" in notebook.run("%gpuckpt restore here").text
 
 
 def test_a_database_of_duckdb_is_gone_on_with_only_as_it_was(notebook: Notebook, tmp_path: Path) -> None:

@@ -290,7 +290,9 @@ def _describe(
         if agent.variables is not None:
             said = {"variables": agent.variables, "left_out": agent.left_out}
             (writer.directory / comparison.VARIABLES).write_text(json.dumps(said))
-        needed = needs.marked(needs.of_images(images_folder), root, keeper.marks, images_folder)
+        needed = needs.marked(
+            needs.of_images(images_folder), root, keeper.marks, images_folder, taken.frozen.in_transaction
+        )
         temporary = [path for path in agent.temporary if not path.startswith(needs.ELSEWHERE)]
         needed, large = lifetime.keep(needed, temporary, root, writer.directory / lifetime.ARCHIVE)
         (writer.directory / needs.NEEDS).write_bytes(needs.to_json(needed))

@@ -30,6 +30,7 @@ from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
 from ...freeze.nccl import Communicators
 from ...linux import memory, processes
+from ...snapshots import databases
 from ...snapshots.saved import SavedProcesses
 from .. import file_numbers, lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
@@ -74,6 +75,8 @@ class Frozen:
     """What the user should know of it."""
     still: list[int] = field(default_factory=list)
     """The processes that were stopped already (SIGSTOP)."""
+    in_transaction: set[str] = field(default_factory=set)
+    """Databases of LMDB's of which a write transaction was open."""
     memory: memory_copy.Memory | None = None
     """What was copied of host memory since the kernel runs again, where its twins are there still."""
     _tidying: asyncio.Task[None] | None = None
@@ -329,6 +332,8 @@ class _Freeze:
             staging = await self._staging()
             undoing.push_async_callback(asyncio.to_thread, staging.discard)
             undoing.push_async_callback(asyncio.to_thread, self._end_twins)
+            mapped = {path for pid in found.tree for path in processes.mapped_files(pid)}
+            root = found.space.path("/")
             gpu = self._gpu_side(staging)
             undoing.push_async_callback(gpu.close)
             await gpu.prepare(judge=self._judge)
@@ -343,7 +348,10 @@ class _Freeze:
                 if found.asleep is None:
                     await asyncio.to_thread(cuda.refuse_other_use, found.on_gpu)
                 gpu.watch.begin("criu")
+                # criu lets the tree run when it is done: a transaction that is seen then may have begun since.
+                written = databases.written_by_lmdb(mapped, root) if self.left == "running" else set()
                 await self._dump(staging, gpu, criu_runs)
+                written |= databases.written_by_lmdb(mapped, root)
                 device, number = file_numbers.following(found.space.shared_memory)
                 self._end_cancelling()
                 gpu.watch.begin("copy")
@@ -385,7 +393,7 @@ class _Freeze:
             described |= {"parked": [asdict(one) for one in parked], "zeros": gpu.zeros}
         if self.communicators.pids:
             described |= {"communicators": self.communicators.pids}
-        frozen = Frozen(seconds, gpu, described, process, notes, found.still, copied)
+        frozen = Frozen(seconds, gpu, described, process, notes, found.still, written, copied)
         if self.left == "running":
             frozen.begin_to_tidy()
             keeper.state.operation = None
