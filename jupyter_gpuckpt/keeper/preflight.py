@@ -57,7 +57,7 @@ def refuse_unsavable(sleeper: int, kernel: int, tree: Collection[int], apart: Co
     """
     for pid in sorted(tree):
         tracer = processes.tracer(pid)
-        if tracer and tracer not in tree:
+        if tracer:
             raise Refused(
                 "The save was refused; nothing was touched.",
                 f"Process {pid} of the {{kernel}} is being traced by process {tracer} (a debugger or strace).",
@@ -93,6 +93,18 @@ _NO_TCP = {"MPTCP": "Multipath TCP", "SMC": "SMC", "SCTP": "SCTP", "AF_VSOCK": "
 """Sockets that criu does not know, by what the system calls their protocol."""
 
 
+_UNKNOWN_TO_CRIU = {
+    "[userfaultfd]": "a userfaultfd",
+    "[perf_event]": "a perf event",
+    "bpf-map": "a map of BPF",
+    "bpf-prog": "a program of BPF",
+}
+"""What can be open that criu does not know, by the system's names for it."""
+
+_CRIUS_FILES = 3
+"""How many files criu's code in a process needs room for: with two it failed."""
+
+
 def _obstacles(pid: int, kernel: int) -> Iterator[tuple[str, str]]:
     """Yield what a process has that criu would only refuse when it is paused, or restored, and what to do about it."""
     own, of_kernel = processes.namespaces(pid), processes.namespaces(kernel)
@@ -117,8 +129,17 @@ def _obstacles(pid: int, kernel: int) -> Iterator[tuple[str, str]]:
                 "multiprocessing.shared_memory instead, and try again."
             ),
         )
-    if "anon_inode:[io_uring]" in processes.open_files(pid):
+    opened = set(processes.open_files(pid))
+    if "anon_inode:[io_uring]" in opened:
         yield _io_uring(processes.with_text(pid, _IO_URING))
+    if unknown := sorted(name for link, name in _UNKNOWN_TO_CRIU.items() if f"anon_inode:{link}" in opened):
+        yield f"has {' and '.join(unknown)} open", "Close it, or end the process, and try again."
+    limit = processes.open_files_limit(pid)
+    if limit is not None and processes.room_for_files(pid, limit) < _CRIUS_FILES:
+        yield (
+            f"has no room for files that CRIU opens in it (it may open {limit})",
+            "Have it close some, raise its limit (`ulimit -n`), or end it, and try again.",
+        )
 
 
 def _io_uring(able: Sequence[str]) -> tuple[str, str]:

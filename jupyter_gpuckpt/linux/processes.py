@@ -294,6 +294,22 @@ def protocols(pid: int) -> set[str]:
     return found
 
 
+def open_files_limit(pid: int) -> int | None:
+    """Return below which number files of a process get theirs; None where there is no limit, or it is not known."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in proc.lines(f"/proc/{pid}/limits"):
+            if line.startswith("Max open files"):
+                return int(line.split()[3])
+    return None
+
+
+def room_for_files(pid: int, limit: int) -> int:
+    """Return how many numbers below a limit are free for files of a process; all where it cannot be looked into."""
+    with contextlib.suppress(OSError):
+        return limit - sum(int(fd.name) < limit for fd in Path(f"/proc/{pid}/fd").iterdir())
+    return limit
+
+
 def resident_bytes(pids: Iterable[int]) -> int:
     """Return the resident memory of these processes together, in bytes."""
     pages = 0

@@ -104,6 +104,30 @@ def test_a_process_that_is_being_traced(notebook: Notebook, cannot_save: Callabl
     assert notebook.value("child.poll()") == "None"
 
 
+def test_what_criu_would_only_refuse_in_the_middle_of_a_save_is_named_before(
+    notebook: Notebook, cannot_save: Callable[[], Answer]
+) -> None:
+    """A child that the kernel itself traces, as by strace; an open userfaultfd; no room for files of criu's."""
+    notebook.run("""
+        import ctypes, os, subprocess
+        alive, libc, child = 41, ctypes.CDLL(None), subprocess.Popen(["sleep", "1000"])
+        seized = libc.ptrace(0x4206, child.pid, None, None)  # PTRACE_SEIZE
+    """)
+    assert notebook.value("seized") == "0"
+    assert "is being traced by process" in cannot_save().text
+    notebook.run("child.kill(); child.wait(); faults = libc.syscall(323, os.O_CLOEXEC | 1)  # userfaultfd")
+    if notebook.value("faults") != "-1":  # in a container it may be forbidden
+        assert "has a userfaultfd open, which CRIU cannot save" in cannot_save().text
+        notebook.run("os.close(faults)")
+    notebook.run("child = subprocess.Popen(['sh', '-c', 'ulimit -n 4; echo; exec sleep 1000'], stdout=-1)")
+    notebook.run("child.stdout.readline()")
+    answer = cannot_save()
+    assert answer.ename == "Refused"
+    assert "has no room for files that CRIU opens in it (it may open 4)" in answer.text
+    notebook.run("child.kill(); child.wait()")
+    saves_and_restores(notebook)
+
+
 class traced:  # noqa: N801 - used as a function
     """Trace a process from this one, as a debugger does; it keeps running."""
 
