@@ -73,6 +73,11 @@ class Cause(Enum):
         "Unable to connect a transport socket",
         "A process that has changed its root folder (chroot) cannot be saved; end it and try again.",
     )
+    OTHER_USER = (
+        "Can't get rlimit",
+        "A process of the {kernel} is another user's, for which CRIU needs CAP_SYS_RESOURCE: start the container with "
+        "it (`--cap-add SYS_RESOURCE`), or end that process and try again.",
+    )
     INTERRUPTED = (
         "task interruption",
         "A child ended at the very moment at which CRIU looked into its parent; save again.",

@@ -68,6 +68,11 @@ def test_a_full_disk_is_the_cause_though_the_log_was_cut_off(tmp_path: Path) -> 
     assert said.without_disk(tmp_path) is said
 
 
+def test_a_right_that_only_processes_of_other_users_need_is_named() -> None:
+    said = CriuError.said("Error (criu/cr-dump.c:389): Can't get rlimit 0: Operation not permitted")
+    assert "CAP_SYS_RESOURCE" in said.cause.advice
+
+
 def test_errors_of_the_system_are_told_by_their_number() -> None:
     assert Cause.of(OSError(errno.ENOSPC, "in any language")) is Cause.DISK_FULL
     assert Cause.of(ValueError("No space left in the queue")) is Cause.UNKNOWN
