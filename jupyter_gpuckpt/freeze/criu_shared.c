@@ -5,7 +5,7 @@
  * pins. criu looks for the parts with data (SEEK_DATA) when it has opened the images. Here it is told that there are
  * none, and all of them are copied into the image of pages at once, each by another process: a few that are forked, since
  * criu knows of no threads. What was copied is written down: `shared-ID.regions`, in the folder
- * GPUCKPT_DUMP_TWINS_FOLDER, has first address and end of each part, 64-bit numbers. Whoever started criu puts them into
+ * GPUCKPT_DUMP_SHARED_FOLDER, has first address and end of each part, 64-bit numbers. Whoever started criu puts them into
  * the pagemap of that ID (`shared_memory.py`). In a restore, what criu reads (pread(2)) into shared memory is read by
  * several processes as well. Where anything fails, criu copies by itself.
  */
@@ -215,7 +215,7 @@ static int write_down(const char *folder, const struct part *parts, size_t count
 /* Copy shared memory into its image; tell whether criu need not. */
 static int is_copied(int from)
 {
-	const char *folder = getenv("GPUCKPT_DUMP_TWINS_FOLDER");
+	const char *folder = getenv("GPUCKPT_DUMP_SHARED_FOLDER");
 	struct part *parts = NULL;
 	size_t count = 0;
 	int done = 0;

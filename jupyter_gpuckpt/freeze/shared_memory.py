@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 from . import pages
 
-__all__ = ["describe", "forget"]
+__all__ = ["asked_for", "describe", "forget"]
 
 _NOTED = "shared-{}.regions"
 _PART = struct.Struct("<QQ")  # first address and end
+
+
+def asked_for(folder: str) -> Mapping[str, str]:
+    """Return what criu's environment has to have for that; `folder` is as criu's namespace names it."""
+    return {"GPUCKPT_DUMP_SHARED_FOLDER": folder}
 
 
 def describe(folder: Path, into: Path) -> None:

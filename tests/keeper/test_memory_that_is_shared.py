@@ -76,3 +76,14 @@ def test_a_dump_that_fails_leaves_nothing_of_it(criu: Criu, start: StartKernel) 
     notebook.run("%gpuckpt restore here")
     assert notebook.value("theirs_is(0)[1]") == was
     notebook.run("ours.send(None); child.join()")
+
+
+def test_it_comes_back_from_hibernation(start: StartKernel) -> None:
+    notebook = start()
+    notebook.run(_SHARED)
+    was = notebook.value("seen()")
+    with notebook.keeper as keeper:
+        keeper.request("hibernate")
+    assert notebook.value("seen()") == was
+    assert notebook.value("theirs_is(0)[1]") == was
+    notebook.run("ours.send(None); child.join()")

@@ -17,7 +17,7 @@ from typing import Any
 from ... import settings
 from ...client.kernel_start import run_path
 from ...errors import GpuckptError, SaveFailed
-from ...freeze import criu, criu_errors, twin
+from ...freeze import criu, criu_errors, shared_memory, twin
 from ...freeze.criu_program import CriuProgram
 from ...linux import memory, proc, processes
 from .. import criu_logs
@@ -56,7 +56,7 @@ async def dump(
 
     `images` is the folder for criu's images, as this process names it and as the namespace does; what is packed goes
     into `snapshot`. `size` is how many bytes that is. `started` is told criu's pid in the namespace. With `has_twins`,
-    memory is copied afterwards, by `twin.copy_memory`. When criu fails, `failure` is raised with its words. It may be
+    memory is copied afterwards, by `memory_copy.copy`. When criu fails, `failure` is raised with its words. It may be
     cancelled.
     """
     outside, inside = images
@@ -71,6 +71,7 @@ async def dump(
         arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left)
         more = {"GPUCKPT_SNAPSHOT": str(snapshot), "GPUCKPT_LOG": run_path(KERNEL_LOG)}
         more |= criu.dump_environment(inside)
+        more |= shared_memory.asked_for(settings.NAMESPACE_RUN_DIR)
         more |= twin.asked_for(pid, settings.NAMESPACE_RUN_DIR) if has_twins else {}
         return _run(space, program, arguments, more, seconds, started)
 
