@@ -246,10 +246,11 @@ def heaps(raw: bytes) -> list[tuple[int, int]]:
     return [(vma.start, vma.end) for entry in _entries(raw, "mm") for vma in entry.vmas if vma.status & _VMA_HEAP]
 
 
-def mapped_files(images: Path) -> set[str]:
-    """Return the paths of the files that areas of the tree's memory lie in."""
+def mapped_files(images: Path, pid: int | None = None) -> set[str]:
+    """Return the paths of the files that areas of the tree's memory lie in, or of one process's."""
     paths = paths_by_id((images / "files.img").read_bytes())
-    return {paths[file] for mm in images.glob("mm-*.img") for *_, file in areas(mm.read_bytes()) if file in paths}
+    found = images.glob("mm-*.img" if pid is None else f"mm-{pid}.img")
+    return {paths[file] for mm in found for *_, file in areas(mm.read_bytes()) if file in paths}
 
 
 def written_by_mappings(images: Path) -> set[str]:
@@ -419,7 +420,8 @@ def abstract_names(images: Path) -> set[bytes]:
 class Lock:
     """A lock of a file that a saved tree holds: of `length` bytes from `start` on, 0 for all that follow.
 
-    One that `is_whole` is of flock(2), the others are of fcntl(2).
+    One that `is_whole` is of flock(2), the others are of fcntl(2): of the open file, or of the process, and `is_lost`
+    then where the process has mapped the file, too: criu opens it for that, and closes it when it has the lock again.
     """
 
     path: str
@@ -427,6 +429,7 @@ class Lock:
     length: int
     writes: bool
     is_whole: bool
+    is_lost: bool = False
 
     def holds(self, byte: int) -> bool:
         """Tell whether this byte is locked by it."""
@@ -446,7 +449,8 @@ def locks(images: Path) -> list[Lock]:
             continue
         file = _opened(images, e.pid).get(e.fd, 0)
         if file in paths and file not in nameless:
-            found.append(Lock(paths[file], e.start, e.len, e.type == fcntl.F_WRLCK, e.flag == _WHOLE_FILE))
+            is_lost = e.flag == _RANGE and paths[file] in mapped_files(images, e.pid)
+            found.append(Lock(paths[file], e.start, e.len, e.type == fcntl.F_WRLCK, e.flag == _WHOLE_FILE, is_lost))
     return found
 
 

@@ -136,3 +136,23 @@ def assert_refused(fork: Fork, notebook: Notebook, named: str, **request: object
         fork(notebook, **request)
     assert named in refusal.value.why
     assert refusal.value.what == "The kernel was not forked; it keeps running."
+
+
+def test_a_lock_of_a_mapped_file_is_said_to_be_lost(notebook: Notebook, tmp_path: Path) -> None:
+    """One of the process: criu opens the file to map it, and closes it when it has taken the lock again."""
+    notebook.run(f"folder = {str(tmp_path)!r}")
+    notebook.run("""
+        import fcntl, mmap, os
+        files = [open(os.path.join(folder, name), "w+b") for name in ("mapped", "plain")]
+        for file in files:
+            file.write(bytes(4096)); file.flush()
+        memory = mmap.mmap(files[0].fileno(), 4096)
+        for file in files:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+    """)
+    notebook.run("%gpuckpt save here")
+    said = notebook.run("%gpuckpt restore here").text
+    assert f"The lock of {tmp_path / 'mapped'} is not held again" in said
+    assert "plain" not in said
+    with locking(tmp_path / "mapped"), pytest.raises(BlockingIOError), locking(tmp_path / "plain"):
+        pass
