@@ -27,6 +27,8 @@
  */
 #ifdef __x86_64__
 #define _GNU_SOURCE
+#include "criu_locks.h"
+#include "criu_threads.h"
 #include "criu_waits.h"
 
 #include <elf.h>
@@ -63,11 +65,7 @@ struct scan {
 #define SCAN _IOWR('f', 16, struct scan)
 enum { IS_PRESENT = 1 << 3, IS_SWAPPED = 1 << 4, IS_GUARD = 1 << 8, ROOM = 1024, PAGE = 4096, BLOCK = 1 << 20 };
 
-enum { SYSCALL_STOP = SIGTRAP | 0x80, MASK = 8 /* bytes of a signal mask */ };
-enum { OPTIONS = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACECLONE };
-enum { NOWHERE = 16 /* a stack: whoever uses it ends */, BELOW_STACK = 4096 /* bytes; nothing of the program is there */ };
-
-static const uint64_t all_signals = ~0ul;
+enum { NOWHERE = 16 /* a stack: whoever uses it ends */ };
 
 struct regions {
 	struct region *all;
@@ -205,142 +203,6 @@ PUBLIC int ioctl(int fd, unsigned long request, ...)
 	return syscall(SYS_ioctl, fd, request, argument);
 }
 
-static long trace(int request, pid_t pid, uintptr_t address, uintptr_t data)
-{
-	return syscall(SYS_ptrace, request, pid, address, data);
-}
-
-static int wait_for(pid_t pid, int *status)
-{
-	while (syscall(SYS_wait4, pid, status, __WALL, NULL) != pid)
-		if (errno != EINTR)
-			return -1;
-	return 0;
-}
-
-static void end(pid_t pid)
-{
-	int status;
-	kill(pid, SIGKILL);
-	while (wait_for(pid, &status) == 0 && WIFSTOPPED(status))
-		continue;
-}
-
-static ssize_t read_of(pid_t pid, const char *what, void *buffer, size_t size, off_t at)
-{
-	char path[64];
-	snprintf(path, sizeof path, "/proc/%d/%s", pid, what);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t result = fd < 0 ? -1 : pread(fd, buffer, size, at);
-	if (fd >= 0)
-		close(fd);
-	return result;
-}
-
-/* Where a process has a `syscall` instruction: in the vdso, which all have. 0: nowhere. */
-static uint64_t instruction_in(pid_t pid)
-{
-	unsigned long entries[64][2] = {{0}}, vdso = 0;
-	unsigned char code[PAGE];
-	ssize_t size = read_of(pid, "auxv", entries, sizeof entries, 0); /* getauxval(3) */
-	for (size_t i = 0; (ssize_t)((i + 1) * sizeof *entries) <= size; i++)
-		if (entries[i][0] == AT_SYSINFO_EHDR)
-			vdso = entries[i][1];
-	size = vdso != 0 ? read_of(pid, "mem", code, sizeof code, vdso) : 0;
-	for (ssize_t at = 0; at + 1 < size; at++)
-		if (code[at] == 0x0F && code[at + 1] == 0x05)
-			return vdso + at;
-	return 0;
-}
-
-/* A thread that is stopped, to make system calls that are not its own. */
-struct thread {
-	pid_t pid;
-	uint64_t instruction; /* where it has a `syscall` */
-	struct user_regs_struct own;
-	uint64_t blocked; /* its own signal mask */
-	int stopped;      /* it was sent a signal that stops it, and which cannot be blocked */
-};
-
-static int take(struct thread *thread, pid_t pid, uint64_t instruction, long suspends)
-{
-	*thread = (struct thread){.pid = pid, .instruction = instruction};
-	return trace(PTRACE_GETREGS, pid, 0, (uintptr_t)&thread->own) != 0 ||
-			       trace(PTRACE_GETSIGMASK, pid, MASK, (uintptr_t)&thread->blocked) != 0 ||
-			       trace(PTRACE_SETSIGMASK, pid, MASK, (uintptr_t)&all_signals) != 0 ||
-			       trace(PTRACE_SETOPTIONS, pid, 0, OPTIONS | suspends) != 0
-		       ? -1
-		       : 0;
-}
-
-static void give_back(const struct thread *thread, long suspends)
-{
-	if (thread->own.rip == 0)
-		return; /* nothing is known of it, and nothing was done */
-	trace(PTRACE_SETREGS, thread->pid, 0, (uintptr_t)&thread->own);
-	trace(PTRACE_SETSIGMASK, thread->pid, MASK, (uintptr_t)&thread->blocked);
-	trace(PTRACE_SETOPTIONS, thread->pid, 0, suspends);
-	if (thread->stopped != 0)
-		kill(thread->pid, thread->stopped);
-}
-
-/* Its registers for a call, with nothing in the others: one that nobody holds any more finds no memory, and ends. */
-static struct user_regs_struct registers_for(const struct thread *thread, const uint64_t call[4])
-{
-	struct user_regs_struct registers = {
-		.rax = call[0],
-		.rdi = call[1],
-		.rsi = call[2],
-		.rdx = call[3],
-		.orig_rax = -1,
-		.rip = thread->instruction,
-		.rsp = thread->own.rsp,
-		.eflags = thread->own.eflags,
-		.cs = thread->own.cs,
-		.ss = thread->own.ss,
-		.ds = thread->own.ds,
-		.es = thread->own.es,
-		.fs = thread->own.fs,
-		.gs = thread->own.gs,
-		.fs_base = thread->own.fs_base,
-		.gs_base = thread->own.gs_base,
-	};
-	return registers;
-}
-
-/* Let it run to its next stop that is no signal's; what stopped it then, with its event, or -1. */
-static int next_stop(struct thread *thread)
-{
-	int status;
-	for (;;) {
-		if (trace(PTRACE_SYSCALL, thread->pid, 0, 0) != 0 || wait_for(thread->pid, &status) != 0 ||
-		    !WIFSTOPPED(status))
-			return -1;
-		if (WSTOPSIG(status) == SYSCALL_STOP || status >> 16 != 0)
-			return status >> 8;
-		thread->stopped = WSTOPSIG(status);
-	}
-}
-
-/* Have it make a system call; its result. `child` is what it forked, where it did. */
-static long call(struct thread *thread, const uint64_t number_and_arguments[4], pid_t *child)
-{
-	struct user_regs_struct registers = registers_for(thread, number_and_arguments);
-	unsigned long forked;
-	if (trace(PTRACE_SETREGS, thread->pid, 0, (uintptr_t)&registers) != 0)
-		return -1;
-	for (int calls = 0; calls < 2;) { /* its begin and its end */
-		int stop = next_stop(thread);
-		if (stop < 0)
-			return -1;
-		if (stop == SYSCALL_STOP)
-			calls++;
-		else if (child != NULL && trace(PTRACE_GETEVENTMSG, thread->pid, 0, (uintptr_t)&forked) == 0)
-			*child = forked;
-	}
-	return trace(PTRACE_GETREGS, thread->pid, 0, (uintptr_t)&registers) != 0 ? -1 : (long)registers.rax;
-}
-
 /* Have it fork with these flags; what it forked, which is taken, too. 0: it could not. */
 static pid_t fork_by(struct thread *thread, uint64_t flags, struct thread *child, long suspends)
 {
@@ -351,7 +213,7 @@ static pid_t fork_by(struct thread *thread, uint64_t flags, struct thread *child
 	call(thread, clone, &pid);
 	if (pid != 0 && (wait_for(pid, &status) != 0 || !WIFSTOPPED(status) ||
 			 take(child, pid, thread->instruction, suspends) != 0)) {
-		end(pid);
+		end_process(pid);
 		pid = 0;
 	}
 	return pid;
@@ -384,13 +246,13 @@ static pid_t twin_of(const struct process *process)
 		} else if (fork_by(&thread, CLONE_VM, &between, process->suspends) != 0) {
 			const uint64_t reap[4] = {SYS_wait4, between.pid, 0, __WALL}; /* no wait(2) of the program's would */
 			made = fork_by(&between, SIGCHLD, &twin, process->suspends);
-			end(between.pid);
+			end_process(between.pid);
 			call(&thread, reap, NULL);
 		}
 	}
 	give_back(&thread, process->suspends);
 	if (made != 0 && lay_down(&twin) != 0) {
-		end(made);
+		end_process(made);
 		made = 0;
 	}
 	return made;
@@ -526,7 +388,7 @@ static int set_subreaper(const struct process *process, int wanted)
 	struct thread thread;
 	int flag = 0;
 	if (take(&thread, process->pid, instruction_in(process->pid), process->suspends) == 0 && thread.instruction != 0) {
-		uint64_t below = (thread.own.rsp - BELOW_STACK) & ~15ul;
+		uint64_t below = below_stack(&thread);
 		const uint64_t ask[4] = {SYS_prctl, PR_GET_CHILD_SUBREAPER, below}, set[4] = {SYS_prctl, PR_SET_CHILD_SUBREAPER, wanted};
 		struct iovec here = {&flag, sizeof flag}, there = {(void *)below, sizeof flag};
 		if (call(&thread, ask, NULL) == 0 && process_vm_readv(process->pid, &here, 1, &there, 1, 0) == sizeof flag &&
@@ -571,6 +433,8 @@ PUBLIC long ptrace(int request, ...)
 			process->suspends = data & PTRACE_O_SUSPEND_SECCOMP;
 		if (request == PTRACE_DETACH && all_is_saved())
 			make_twins();
+	} else if (request == PTRACE_DETACH && lock_again(pid) != 0) {
+		return -1;
 	}
 	if (request < PTRACE_PEEKTEXT || request > PTRACE_PEEKUSR) {
 		long failed = trace(request, pid, address, data);

@@ -430,6 +430,9 @@ class Lock:
     writes: bool
     is_whole: bool
     is_lost: bool = False
+    pid: int = 0
+    """Whose it is, of one that `is_lost`, and by which descriptor."""
+    fd: int = -1
 
     def holds(self, byte: int) -> bool:
         """Tell whether this byte is locked by it."""
@@ -450,7 +453,10 @@ def locks(images: Path) -> list[Lock]:
         file = _opened(images, e.pid).get(e.fd, 0)
         if file in paths and file not in nameless:
             is_lost = e.flag == _RANGE and paths[file] in mapped_files(images, e.pid)
-            found.append(Lock(paths[file], e.start, e.len, e.type == fcntl.F_WRLCK, e.flag == _WHOLE_FILE, is_lost))
+            whose = (e.pid, e.fd) if is_lost else ()
+            found.append(
+                Lock(paths[file], e.start, e.len, e.type == fcntl.F_WRLCK, e.flag == _WHOLE_FILE, is_lost, *whose)
+            )
     return found
 
 

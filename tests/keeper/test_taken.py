@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,21 +139,59 @@ def assert_refused(fork: Fork, notebook: Notebook, named: str, **request: object
     assert refusal.value.what == "The kernel was not forked; it keeps running."
 
 
-def test_a_lock_of_a_mapped_file_is_said_to_be_lost(notebook: Notebook, tmp_path: Path) -> None:
-    """One of the process: criu opens the file to map it, and closes it when it has taken the lock again."""
+def test_locks_of_files_that_are_mapped_are_held_again(notebook: Notebook, tmp_path: Path) -> None:
+    """Those of the process: criu opens such a file to map it, and closes it when it has taken the lock again."""
     notebook.run(f"folder = {str(tmp_path)!r}")
     notebook.run("""
-        import fcntl, mmap, os
-        files = [open(os.path.join(folder, name), "w+b") for name in ("mapped", "plain")]
-        for file in files:
-            file.write(bytes(4096)); file.flush()
-        memory = mmap.mmap(files[0].fileno(), 4096)
-        for file in files:
-            fcntl.lockf(file, fcntl.LOCK_EX)
+        import fcntl, mmap, multiprocessing, os
+        def locked(name, kind=fcntl.LOCK_EX, *where):
+            file = open(os.path.join(folder, name), "w+b")
+            file.write(bytes(4096))
+            file.flush()
+            memory = mmap.mmap(file.fileno(), 4096)
+            fcntl.lockf(file, kind, *where)
+            return file, memory
+        mapped, part = locked("mapped"), locked("part", fcntl.LOCK_EX, 10, 100)
+        reading = locked("reading", fcntl.LOCK_SH)
+        ours, theirs = multiprocessing.get_context("fork").Pipe()
+        def hold():
+            held = locked("a child's")
+            theirs.send("locked")
+            theirs.recv()
+        child = multiprocessing.get_context("fork").Process(target=hold)
+        child.start()
+        ours.recv()
     """)
     notebook.run("%gpuckpt save here")
-    said = notebook.run("%gpuckpt restore here").text
-    assert f"The lock of {tmp_path / 'mapped'} is not held again" in said
-    assert "plain" not in said
-    with locking(tmp_path / "mapped"), pytest.raises(BlockingIOError), locking(tmp_path / "plain"):
-        pass
+    for _ in range(2):
+        assert "not held again" not in notebook.run("%gpuckpt restore here").text
+        for name in ("mapped", "a child's"):
+            with pytest.raises(BlockingIOError), locking(tmp_path / name):
+                pass
+        with (tmp_path / "part").open("r+b") as part:
+            fcntl.lockf(part, fcntl.LOCK_EX | fcntl.LOCK_NB, 100, 0)
+            with pytest.raises(BlockingIOError):
+                fcntl.lockf(part, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 109)
+        with (tmp_path / "reading").open("r+b") as reading:
+            fcntl.lockf(reading, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with pytest.raises(BlockingIOError):
+                fcntl.lockf(reading, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    notebook.run("ours.send(None); child.join()")
+
+
+def test_a_write_transaction_of_sqlite_with_a_wal_stays_alone(notebook: Notebook, tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    notebook.run(f"import sqlite3\nbase = sqlite3.connect({str(path)!r}, isolation_level=None)")
+    notebook.run("_ = base.execute('pragma journal_mode=wal'), base.execute('create table t (x)')")
+    notebook.run("_ = base.execute('begin immediate'), base.execute('insert into t values (1)')")
+    notebook.run("%gpuckpt save here")
+    notebook.run("%gpuckpt restore here")
+    with contextlib.closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("insert into t values (2)")
+        notebook.run("_ = base.execute('commit')")
+        other.execute("insert into t values (2)")
+        assert other.execute("select x from t").fetchall() == [(1,), (2,)]
+        assert other.execute("pragma integrity_check").fetchall() == [("ok",)]
+    assert notebook.value("base.execute('select count(*) from t').fetchone()[0]") == "2"
+    notebook.run("base.close()")

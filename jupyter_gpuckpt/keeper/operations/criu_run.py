@@ -17,7 +17,7 @@ from typing import Any
 from ... import settings
 from ...client.kernel_start import run_path
 from ...errors import GpuckptError, SaveFailed
-from ...freeze import criu, criu_errors, shared_memory, twin
+from ...freeze import criu, criu_errors, mapped_locks, shared_memory, twin
 from ...freeze.criu_program import CriuProgram
 from ...linux import memory, proc, processes
 from .. import criu_logs
@@ -114,7 +114,8 @@ async def restore(
     seconds = settings.criu_timeout(sum(image.stat().st_size for image in images.iterdir()))
     if space.deputy is None:
         arguments = criu.restore_arguments(inside, inside / criu.RESTORE_LOG, left)
-        run = _run(space, program, arguments, {}, seconds)
+        more = await asyncio.to_thread(mapped_locks.asked_for, images)
+        run = _run(space, program, arguments, more, seconds)
     else:
         # As the sleeper sees it: the system lets a folder be mounted only where it is mounted already.
         where = space.path(str(inside))
