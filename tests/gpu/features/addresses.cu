@@ -1,16 +1,10 @@
 // The virtual memory API: memory at two addresses, addresses without memory, and access that changes.
 #include "feature.h"
-#include <cuda.h>
 
 static CUdeviceptr here, there, apart;
 static CUmemGenericAllocationHandle handle, late;
 static size_t size;
 static unsigned steps;
-
-static void did(CUresult result, const char *what) {
-  if (result && !failure[0]) snprintf(failure, sizeof failure, "%s: CUresult %d", what, (int)result);
-}
-#define DID(call) did(call, #call)
 
 __global__ void mix(unsigned *words, const unsigned *from, unsigned by) {
   unsigned i = blockIdx.x * 256 + threadIdx.x;

@@ -1,6 +1,5 @@
 // Contexts beside the one that all libraries share: of the driver's API, and with a part of the GPU's processors.
 #include "feature.h"
-#include <cuda.h>
 
 static CUcontext own, primary;
 static CUstream apart;
@@ -16,11 +15,6 @@ static const char ptx[] =
     "mov.u32 %i, %tid.x; mov.u32 %n, %ctaid.x; mad.lo.u32 %i, %n, 256, %i;\n"
     "mul.wide.u32 %b, %i, 4; add.u64 %a, %a, %b;\n"
     "ld.global.u32 %w, [%a]; mad.lo.u32 %w, %w, 1664525, %i; st.global.u32 [%a], %w; ret;\n}\n";
-
-static void did(CUresult result, const char *what) {
-  if (result && !failure[0]) snprintf(failure, sizeof failure, "%s: CUresult %d", what, (int)result);
-}
-#define DID(call) did(call, #call)
 
 enum { BYTES = 64 << 20 };
 

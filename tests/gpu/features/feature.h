@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <cstdio>
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 static char failure[256];
@@ -11,6 +12,11 @@ static bool tried(cudaError_t result, const char *what) {
   return result == cudaSuccess;
 }
 #define TRY(call) tried(call, #call)
+
+[[maybe_unused]] static void did(CUresult result, const char *what) {
+  if (result && !failure[0]) snprintf(failure, sizeof failure, "%s: CUresult %d", what, (int)result);
+}
+#define DID(call) did(call, #call)
 
 extern "C" const char *why() { return failure; }
 

@@ -1,6 +1,5 @@
 // What comes to the GPU only when it is needed: after the restore, of a program that was saved before.
 #include "feature.h"
-#include <cuda.h>
 #include <cstring>
 
 static unsigned *words, steps;
@@ -22,11 +21,6 @@ static const char ptx[] =
     "ld.param.u64 %%a, [to]; cvta.to.global.u64 %%a, %%a;\n"
     "mov.u32 %%i, %%tid.x; mul.wide.u32 %%b, %%i, 4; add.u64 %%a, %%a, %%b;\n"
     "ld.global.u32 %%w, [%%a]; add.u32 %%w, %%w, %d; st.global.u32 [%%a], %%w; ret;\n}\n";
-
-static void did(CUresult result, const char *what) {
-  if (result && !failure[0]) snprintf(failure, sizeof failure, "%s: CUresult %d", what, (int)result);
-}
-#define DID(call) did(call, #call)
 
 extern "C" int begin() {
   TRY(cudaMalloc(&words, 4 << 20));
