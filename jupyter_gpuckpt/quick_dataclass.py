@@ -4,7 +4,8 @@
 quarter of the time in which a command starts. Those here share methods that go by the fields. What they cost is paid
 per object instead, a few microseconds, so what makes objects by the thousand keeps to `dataclasses`.
 
-For everything else, and for type checkers, they are dataclasses: `fields`, `replace` and `asdict` take them.
+For everything else, and for type checkers, they are dataclasses: `fields`, `replace` and `asdict` take them. What
+inherits from one has to be one of these.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from dataclasses import replace as replaced
 from typing import BinaryIO
 
 from .. import settings
 from ..errors import GpuckptError, Refused
 from ..operations.results import Summary
+from ..quick_dataclass import dataclass
 from ..snapshots.naming import find_among
 from ..snapshots.summary import summary
 from ..store import Manifest, Progress, Store, check_key, name_of

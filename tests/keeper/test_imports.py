@@ -118,8 +118,14 @@ def test_what_root_runs_is_this_and_no_more() -> None:
     assert f"about {round(lines, -2):,} lines" in said
 
 
+def test_every_module_can_be_loaded() -> None:
+    """Some are loaded by what people do rarely."""
+    names = [name for name in _MODULES if not name.endswith("__main__")]
+    assert loaded_with(", ".join(names)).issuperset(names)
+
+
 def loaded_with(module: str) -> set[str]:
-    """Return the modules that a Python loads which imports one of ours."""
+    """Return the modules that a Python loads which imports one of ours, or several."""
     program = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     return set(json.loads(done.stdout))
