@@ -32,7 +32,7 @@
 #define MADV_POPULATE_WRITE 23 /* linux/mman.h, since 5.14 */
 #endif
 
-enum { PAGE = 4096, BLOCK = 4 << 20, WORTH_IT = 16 << 20 /* bytes */, MOST_COPIERS = 8, ROOM = 256 };
+enum { PAGE = 4096, BLOCK = 4 << 20, WORTH_IT = 16 << 20 /* bytes */, FEWEST_COPIERS = 2, MOST_COPIERS = 8, ROOM = 256 };
 
 struct part {
 	uint64_t start, end;
@@ -74,7 +74,7 @@ static size_t copiers(void)
 {
 	cpu_set_t ours;
 	size_t count = sched_getaffinity(0, sizeof ours, &ours) == 0 ? CPU_COUNT(&ours) : 1;
-	return count < MOST_COPIERS ? count : MOST_COPIERS;
+	return count < FEWEST_COPIERS ? FEWEST_COPIERS : count < MOST_COPIERS ? count : MOST_COPIERS;
 }
 
 /* Fork a process without a signal at its end, which criu would take for that of one of its own. In a restore its pid must
@@ -100,7 +100,7 @@ static int is_shared_out(int (*share)(const void *work, size_t first, size_t of)
 {
 	pid_t others[MOST_COPIERS];
 	size_t of = copiers(), begun = 0;
-	int done = of > 1, status;
+	int done = 1, status;
 	for (; done && begun < of; begun++) {
 		others[begun] = fork_apart(begun);
 		if (others[begun] == 0)
