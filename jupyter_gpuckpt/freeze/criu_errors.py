@@ -82,10 +82,6 @@ class Cause(Enum):
         "task interruption",
         "A child ended at the very moment at which CRIU looked into its parent; save again.",
     )
-    LOCK_TAKEN = (
-        "Unable to detach",
-        "Another program may have locked a file of the {kernel}'s in that moment: close it there, and try again.",
-    )
     FILE_WATCHER = ("inotify", "Stop the file watcher in the {kernel} and try again.")
     IO_URING = ("io_uring", "Stop the code that uses io_uring in the {kernel} (CRIU cannot save it) and try again.")
     SECCOMP = (

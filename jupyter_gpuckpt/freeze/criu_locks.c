@@ -2,8 +2,8 @@
  *
  * criu takes the locks of fcntl(2) again before it opens the files that are mapped, and maps and closes them. With any
  * descriptor of a file that a process closes, it loses all its locks of that file. So right before criu lets the restored
- * processes go, they are made to take such locks once more. Where one cannot be had, somebody else has it by now: criu is
- * told that the process cannot be let go, and ends what it has restored.
+ * processes go, they are made to take such locks once more. Where one cannot be had, somebody else has it by now; whoever
+ * started criu looks which are held. A restore with locks has no running kernel to go back to, so it does not fail for that.
  *
  * GPUCKPT_RESTORE_LOCKS has them, each as PID:FD:TYPE:START:LENGTH and a space, in numbers, TYPE as in `struct flock`.
  */
@@ -13,7 +13,6 @@
 
 #include "criu_threads.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -22,7 +21,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static int take_lock(struct thread *thread, int fd, int type, long long start, long long length)
+static void take_lock(struct thread *thread, int fd, int type, long long start, long long length)
 {
 	uint64_t below = below_stack(thread);
 	struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = length}, own;
@@ -30,36 +29,30 @@ static int take_lock(struct thread *thread, int fd, int type, long long start, l
 	const uint64_t set[4] = {SYS_fcntl, fd, F_SETLK, below};
 	if (process_vm_readv(thread->pid, &kept, 1, &there, 1, 0) != sizeof lock ||
 	    process_vm_writev(thread->pid, &ours, 1, &there, 1, 0) != sizeof lock)
-		return -1;
-	long result = call(thread, set, NULL);
+		return;
+	call(thread, set, NULL);
 	process_vm_writev(thread->pid, &kept, 1, &there, 1, 0);
-	return result == 0 ? 0 : -1;
 }
 
-int lock_again(pid_t pid)
+void lock_again(pid_t pid)
 {
 	const char *at = getenv("GPUCKPT_RESTORE_LOCKS");
 	struct thread thread = {.pid = 0};
 	long long start, length;
-	int owner, fd, type, end = 0, result = 0;
+	int owner, fd, type, end = 0;
 	sigset_t all, own;
 	sigfillset(&all); /* a thread that stops where it is to stop is an error to criu's handler */
 	sigprocmask(SIG_SETMASK, &all, &own);
-	for (; at != NULL && result == 0; at += end) {
-		if (sscanf(at, "%d:%d:%d:%lld:%lld %n", &owner, &fd, &type, &start, &length, &end) != 5)
-			break;
+	for (; at != NULL && sscanf(at, "%d:%d:%d:%lld:%lld %n", &owner, &fd, &type, &start, &length, &end) == 5; at += end) {
 		if (owner != pid)
 			continue;
-		if (thread.pid == 0 && (take(&thread, pid, instruction_in(pid), 0) != 0 || thread.instruction == 0))
-			result = -1;
-		else
-			result = take_lock(&thread, fd, type, start, length);
+		if (thread.pid == 0 && take(&thread, pid, instruction_in(pid), 0) != 0)
+			break;
+		if (thread.instruction != 0)
+			take_lock(&thread, fd, type, start, length);
 	}
 	if (thread.pid != 0)
 		give_back(&thread, 0);
 	sigprocmask(SIG_SETMASK, &own, NULL);
-	if (result != 0)
-		errno = EAGAIN;
-	return result;
 }
 #endif

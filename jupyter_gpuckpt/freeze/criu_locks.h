@@ -1,4 +1,4 @@
 #include <sys/types.h>
 
-/* In a restore, have a process that criu is about to let go take the locks again that it has lost. -1: it could not. */
-int lock_again(pid_t pid);
+/* In a restore, have a process that criu is about to let go take the locks again that it has lost. */
+void lock_again(pid_t pid);

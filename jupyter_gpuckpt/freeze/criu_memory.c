@@ -433,8 +433,8 @@ PUBLIC long ptrace(int request, ...)
 			process->suspends = data & PTRACE_O_SUSPEND_SECCOMP;
 		if (request == PTRACE_DETACH && all_is_saved())
 			make_twins();
-	} else if (request == PTRACE_DETACH && lock_again(pid) != 0) {
-		return -1;
+	} else if (request == PTRACE_DETACH) {
+		lock_again(pid);
 	}
 	if (request < PTRACE_PEEKTEXT || request > PTRACE_PEEKUSR) {
 		long failed = trace(request, pid, address, data);

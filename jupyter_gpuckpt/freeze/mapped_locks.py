@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 
 from . import images
 
-__all__ = ["are_held_again", "asked_for"]
-
-
-def are_held_again() -> bool:
-    """Tell whether the library can do so on this kind of machine."""
-    return platform.machine() == "x86_64"
+__all__ = ["asked_for"]
 
 
 def asked_for(folder: Path) -> Mapping[str, str]:

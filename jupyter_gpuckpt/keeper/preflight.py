@@ -325,16 +325,12 @@ def files_written(images_folder: Path) -> list[str]:
     )
 
 
-def warnings(
-    snapshot: Snapshot, leaving: Sequence[int], *, may_keep_connections: bool, may_hold_locks: bool
-) -> list[str]:
+def warnings(snapshot: Snapshot, leaving: Sequence[int], *, may_keep_connections: bool) -> list[str]:
     """Return what the restore takes from other programs, and from the saved ones.
 
-    Those are paths that both others and the snapshot have Unix sockets at, TCP connections that come back closed, and
-    locks that criu loses.
-    `may_keep_connections` tells whether those between its own processes can come back as they were, and
-    `may_hold_locks` whether such locks are taken again. `leaving` are the processes that end before the restore. Paths
-    in /dev/shm are each kernel's own.
+    Those are paths that both others and the snapshot have Unix sockets at, and TCP connections that come back closed.
+    `may_keep_connections` tells whether those between its own processes can come back as they were.
+    `leaving` are the processes that end before the restore. Paths in /dev/shm are each kernel's own.
     """
     folder = snapshot.directory / "criu"
     wanted = {str(path) for path in images.socket_paths(folder)}
@@ -345,11 +341,6 @@ def warnings(
             f"Another program had a Unix socket at {path}; new connections now come to the restored kernel."
             for path in sorted(taken)
             if not path.startswith(ELSEWHERE)
-        ),
-        *(
-            f"The lock of {path} is not held again, since the file is mapped, too (as SQLite with a WAL and LMDB do "
-            "it): before other programs write there, close the database and open it again."
-            for path in sorted({lock.path for lock in images.locks(folder) if lock.is_lost and not may_hold_locks})
         ),
         *map(said, _cut_connections(folder, snapshot.manifest, may_keep=may_keep_connections)),
     ]

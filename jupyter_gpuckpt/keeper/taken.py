@@ -5,7 +5,7 @@ criu would wait for a lock until it is killed, when the running kernel may have 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from ..errors import Refused
@@ -13,7 +13,7 @@ from ..freeze import images
 from ..linux import exclusive, processes
 from ..snapshots.needs import ELSEWHERE
 
-__all__ = ["refuse_for_copies", "refuse_taken"]
+__all__ = ["lost_locks", "refuse_for_copies", "refuse_taken"]
 
 
 def refuse_taken(what: str, folder: Path, root: Path, leaving: Collection[int]) -> None:
@@ -72,6 +72,36 @@ def refuse_for_copies(what: str, folder: Path, count: int) -> None:
         )
 
 
+def lost_locks(folder: Path, root: Path, outer: Callable[[int], int | None]) -> list[str]:
+    """Return which locks a restored tree does not have again, in words: of files that it has mapped, too.
+
+    `outer` gives the pid of a process of the namespace as this process knows it.
+    """
+    wanted = [lock for lock in images.locks(folder) if lock.is_lost]
+    held = exclusive.held_locks() if wanted else []
+    lost = {
+        lock.path
+        for lock in wanted
+        if not any(
+            other.pid == outer(lock.pid) and other.file == _file(root, lock.path) and _overlap(lock, other)
+            for other in held
+        )
+    }
+    return [
+        f"The lock of {path} is not held again, since the file is mapped, too (as SQLite with a WAL and LMDB do it): "
+        "before other programs write there, close the database and open it again."
+        for path in sorted(lost)
+    ]
+
+
+def _file(root: Path, path: str) -> tuple[int, int] | None:
+    try:
+        about = (root / path.removeprefix("/")).stat()
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
+
+
 def _terminals(numbers: Collection[int]) -> str:
     return ", ".join(f"/dev/pts/{number}" for number in sorted(numbers))
 
@@ -85,17 +115,17 @@ def _locked(folder: Path, root: Path, leaving: Collection[int]) -> Iterator[tupl
     wanted = [lock for lock in images.locks(folder) if not lock.path.startswith(ELSEWHERE)]
     held = exclusive.held_locks(leaving) if wanted else []
     for lock in wanted:
-        try:
-            about = (root / lock.path.removeprefix("/")).stat()
-        except OSError:  # who looks at all files says that it is gone
-            continue
-        file = (about.st_dev, about.st_ino)
+        file = _file(root, lock.path)  # None: who looks at all files says that it is gone
         for other in held:
             if other.file == file and _exclude(lock, other):
                 yield lock.path, other.pid
 
 
 def _exclude(lock: images.Lock, other: exclusive.HeldLock) -> bool:
+    return (lock.writes or other.writes) and _overlap(lock, other)
+
+
+def _overlap(lock: images.Lock, other: exclusive.HeldLock) -> bool:
     last = lock.start + lock.length - 1 if lock.length else None
     apart = (other.end is not None and other.end < lock.start) or (last is not None and last < other.start)
-    return lock.is_whole == other.is_whole and (lock.writes or other.writes) and not apart
+    return lock.is_whole == other.is_whole and not apart

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from copies import Fork, forking
-from notebooks import Notebook
+from keeper_faults import Criu, Requested
+from notebooks import Notebook, StartKernel
 
 from jupyter_gpuckpt.errors import Refused
 
@@ -177,6 +178,29 @@ def test_locks_of_files_that_are_mapped_are_held_again(notebook: Notebook, tmp_p
             with pytest.raises(BlockingIOError):
                 fcntl.lockf(reading, fcntl.LOCK_EX | fcntl.LOCK_NB)
     notebook.run("ours.send(None); child.join()")
+
+
+def test_a_lock_that_another_takes_in_the_moment_of_the_restore_is_told(
+    criu: Criu, start: StartKernel, tmp_path: Path
+) -> None:
+    notebook, path = start(), tmp_path / "mapped"
+    path.write_bytes(bytes(4096))
+    notebook.run(f"""
+        import fcntl, mmap
+        file = open({str(path)!r}, "r+b")
+        memory = mmap.mmap(file.fileno(), 4096)
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        alive = 41
+    """)
+    notebook.run("%gpuckpt save here")
+    with path.open("r+b") as ours:
+        with criu.held_at("restore", "post-restore") as reached:
+            restoring = Requested(notebook, "restore", {"name": "here"})
+            reached()
+            fcntl.lockf(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        told = restoring.outcome()["warnings"]
+        assert [text for text in told if text.startswith(f"The lock of {path} is not held again")]
+    assert notebook.value("alive") == "41"
 
 
 def test_a_write_transaction_of_sqlite_with_a_wal_stays_alone(notebook: Notebook, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import GpuckptError, Refused
-from ...freeze import cuda, mapped_locks
+from ...freeze import cuda
 from ...freeze.criu_program import CriuProgram
 from ...freeze.long_runs import LongRuns
 from ...freeze.parking import PARKED, Parked, single_hashes
@@ -126,10 +126,7 @@ class PreparedRestore:
             await asyncio.to_thread(preflight.check_files, snapshot, root)
             await asyncio.to_thread(refuse_taken, NOT_RESTORED, snapshot.directory / CRIU_IMAGES, root, leaving)
             may_keep = program.new_connections
-            may_hold = may_keep and new.space.deputy is None and mapped_locks.are_held_again()
-            found = await asyncio.to_thread(
-                preflight.warnings, snapshot, leaving, may_keep_connections=may_keep, may_hold_locks=may_hold
-            )
+            found = await asyncio.to_thread(preflight.warnings, snapshot, leaving, may_keep_connections=may_keep)
             warnings = [*fits.notes, *new.notes(), *found]
             if fits.gpu_map is not None:
                 warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)

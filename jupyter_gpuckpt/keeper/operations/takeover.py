@@ -36,6 +36,7 @@ from ..namespace import Namespace
 from ..ports import Places
 from ..staging import vram_files
 from ..stopwatch import Stopwatch
+from ..taken import lost_locks
 from . import criu_run
 from .fresh_sleeper import FreshSleeper
 from .parts import CRIU_IMAGES, KERNEL_LOG
@@ -89,6 +90,7 @@ class Coming:
         failure = RestoreFailed("The snapshot could not be restored.")
         inside = Path(self.new.files_inside, CRIU_IMAGES)
         await criu_run.restore(self.space, self.program, self.images, inside, failure, left)
+        self.notes.extend(await asyncio.to_thread(lost_locks, self.images, self.space.path("/"), self.space.outer))
 
     async def have_memory(self) -> None:
         """Bring what criu's images lack, into the process that is stopped yet. Raises as `StraightMemory.write`."""
