@@ -122,3 +122,22 @@ def memory(notebook: Notebook) -> dict[str, int]:
         "sleeper": resident_bytes([sleeper]),
         "kernel": resident_bytes(children(sleeper)),
     }
+
+
+def assert_no_growth(notebook: Notebook, held: dict[str, int], room: float) -> None:
+    """That each process comes back to within `room` bytes and a tenth of what it held.
+
+    Right after a restore the keeper may hold tens of megabytes more for what it does in the background.
+    """
+
+    grown: list[str] = []
+
+    def has_not_grown() -> bool:
+        now = memory(notebook)
+        grown[:] = [f"{who}: {held[who]}, then {now[who]} bytes" for who in now if now[who] > 1.1 * held[who] + room]
+        return not grown
+
+    try:
+        wait_until(has_not_grown, 20)
+    except AssertionError:
+        raise AssertionError(grown) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from copies import forking
 from keeper_faults import assert_no_litter, assert_nothing_left, processes_of
-from leaks import assert_no_more, clients_of, look, memory, mounts
+from leaks import assert_no_growth, assert_no_more, clients_of, look, memory, mounts
 from notebooks import Notebook, wait_until
 
 
@@ -28,8 +28,7 @@ def assert_flat(notebook: Notebook, folder: Path, times: int) -> None:
     assert_no_more(notebook, folder, clients, before)
     assert_no_litter()
     assert notebook.value("n") == str(8 + times)
-    for who, size in memory(notebook).items():
-        assert size - held[who] < 12e6 + 0.1 * held[who], f"{who} grew from {held[who]} to {size} bytes"
+    assert_no_growth(notebook, held, 12e6)
     notebook.close()
     assert_nothing_left(folder)
 
@@ -73,8 +72,7 @@ def test_forks_leave_nothing(notebook: Notebook, tmp_path: Path) -> None:
     wait_until(lambda: processes_of(tmp_path) == living)
     assert_no_more(notebook, tmp_path, clients, before)
     assert sorted(path.name for path in (tmp_path / "runtime").rglob("*")) == runtime
-    for who, size in memory(notebook).items():
-        assert size - held[who] < 8e6 + 0.1 * held[who], f"{who} grew from {held[who]} to {size} bytes"
+    assert_no_growth(notebook, held, 8e6)
     notebook.close()
     assert_nothing_left(tmp_path)
 
