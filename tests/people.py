@@ -116,10 +116,11 @@ class Person:
         confined: Sequence[str] = (),
         wrapper: Sequence[str] = (),
         groups: Sequence[int] = (),
+        rights: Sequence[str] = (),
     ) -> None:
         """Start it by `before` and `confined`, programs that are run as root, and `wrapper`, run as the user.
 
-        What is `confined` is so on this machine, on which a user has just logged in.
+        What is `confined` is so on this machine, on which a user has just logged in; `rights` are options of setpriv.
         """
         self.name, self.uid = name, UIDS.get(name, 0)
         self.home = machine.folder / name
@@ -138,6 +139,7 @@ class Person:
                 *confined,
                 "setpriv",
                 *ids,
+                *rights,
                 "--",
                 *wrapper,
                 *python,
@@ -211,8 +213,12 @@ class Machine:
         umask: int = 0o022,
         activated: bool = False,
         namespaces: Sequence[str] = ("--mount",),
+        options: Sequence[str] = (),
     ) -> None:
-        """Make it; `furnishing` is run in its namespaces before anything else, `wrapper` runs the broker."""
+        """Make it; `furnishing` is run in its namespaces before anything else, `wrapper` runs the broker.
+
+        `options` are the broker's.
+        """
         self.umask, self._namespaces = umask, namespaces
         self.folder = Path(tempfile.mkdtemp(prefix="gpuckpt-broker-"))
         self.folder.chmod(0o755)
@@ -240,7 +246,7 @@ class Machine:
             [sys.executable, "-I", "-c", OPEN_WAYS, str(self.folder), *self.ways, "--", *furnishing]
         )
         activating = [sys.executable, "-I", "-c", _ACTIVATE, str(self.socket), str(GID)] if activated else []
-        self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP)]
+        self._argv = [*self.entering, *activating, *wrapper, *self._broker_argv(GROUP), *options]
         self._start()
 
     def _begin(self, opening_ways: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -31,7 +31,7 @@ from ..freeze.criu_program import CriuProgram
 from ..linux import processes, proof, seccomp, spawning, yama
 from ..linux.readiness import readable
 from ..linux.spawning import NAMESPACE_RUN_DIR
-from . import cgroups, images, mounts
+from . import cgroups, containers, images, lent_criu, mounts
 from .descriptors import turn_away
 from .peer import Peer, has_only
 from .protocol import (
@@ -52,11 +52,12 @@ from .protocol import (
     Restore,
     Start,
     Started,
+    StartInContainer,
     message,
     request_in,
 )
 from .register import Register
-from .reports import Began, Broke, Ended, Led, Refusal, Slept, report, reports
+from .reports import Began, Broke, Ended, Led, Refusal, Slept, report, reports, reports_of
 from .rights import CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, act_as, become, counting_to
 
 __all__ = ["Deputy"]
@@ -66,9 +67,9 @@ log = logging.getLogger("gpuckpt.broker")
 _LONGEST = 7 * 86400.0  # seconds that criu may be given
 _DESCRIPTORS = 4  # that a request may bring
 _BURST, _SECOND = 10, 1.0  # requests that are answered in so many seconds
-_LISTENER, _IMAGES, _SNAPSHOT, _PROOF = 100, 101, 102, 103
-"""The descriptors of a sleeper's socket, of criu's folders, and of what a sleeper's clients are to say: numbers that a
-deputy does not use otherwise."""
+_LISTENER, _IMAGES, _SNAPSHOT, _PROOF, _LENT = 100, 101, 102, 103, 104
+"""The descriptors of a sleeper's socket, of criu's folders, of what a sleeper's clients are to say, and the first of
+what criu is run from in a container: numbers that a deputy does not use otherwise."""
 _START_TIMEOUT, _CHECK_TIMEOUT = 20.0, 60.0  # seconds
 _TURN, _END, _LOOK = 5.0, 2.0, 0.01  # seconds: for what else is done in a sleeper; for a child to end; between looks
 _MEMORY = 64 << 20
@@ -82,8 +83,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Deputy:
     """Answers the requests of one connection until it ends, or until SIGTERM: then what is under way is finished."""
 
-    def __init__(self, connection: socket.socket, program: CriuProgram, register: Register) -> None:
+    def __init__(
+        self, connection: socket.socket, program: CriuProgram, register: Register, with_containers: bool = False
+    ) -> None:
         self._connection, self._program, self._register = connection, program, register
+        self._with_containers = with_containers
         self._pid, self._pidfd = 0, -1
         self._namespaces: list[int] = []
 
@@ -94,7 +98,8 @@ class Deputy:
         # Of the soft limit alone: the hard one is what users' processes can still be given.
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
         try:
-            peer = Peer.at(self._connection, [self._register.folder, *_folders_of(self._program)])
+            own = [self._register.folder, *_folders_of(self._program)]
+            peer = Peer.at(self._connection, own, self._container_of if self._with_containers else None)
         except GpuckptError as e:
             log.warning("a process was refused: %s", e.why)
             peer = Failed(e.as_dict())
@@ -118,6 +123,16 @@ class Deputy:
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
+
+    def _container_of(self, pid: int) -> containers.Container:
+        found = containers.of(pid, self._register.pids())
+        if found.filter and not (self._program.works_filtered and seccomp.are_counted()):
+            raise Refused(
+                "The broker does not serve this process.",
+                f"Process {pid} runs in a container with a seccomp filter, and CRIU cannot save such processes here.",
+                "Start the container with `--security-opt seccomp=unconfined`.",
+            )
+        return found
 
     def _say(self, reply: Reply) -> None:
         self._connection.send(message(reply), socket.MSG_NOSIGNAL)
@@ -148,7 +163,9 @@ class Deputy:
                 self._refuse_under_seccomp()
                 return CriuFound(self._program.version, self._program.path, self._program.new_connections)
             case Start():
-                return self._start(peer, *descriptors)
+                return self._start(peer, *descriptors) if peer.container is None else _raise(_nonsense())
+            case StartInContainer():
+                return self._start(peer, *descriptors) if peer.container is not None else _raise(_nonsense())
             case Hold():
                 return self._hold(peer, request.pid)
             case NextPid():
@@ -187,22 +204,25 @@ class Deputy:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            _in_child(lambda: _be_looked_into(peer, stay, secret), write)
+            os.close(leave)
+            _in_child(lambda: _have_looked_into(peer, stay, secret, write), write)
         os.close(stay)
         os.close(write)
         try:
-            with os.fdopen(read, "rb", buffering=0) as failing:  # closed when it has become the other program
-                if not readable(failing.fileno(), seconds=_START_TIMEOUT):
-                    raise TimeoutError(0, "it hangs inside the system")
-                if failure := failing.read():
-                    raise OSError(0, failure.decode())
-            self._say(Prove(child))
+            pid = 0
+            for told in reports(read, _START_TIMEOUT):  # until that process has become the other program
+                match told:
+                    case Led():
+                        pid = told.leader
+                    case Refusal():
+                        raise GpuckptError.from_dict(told.error)
+                    case Broke():
+                        raise OSError(0, told.failed)
+            self._say(Prove(_as_seen_by(peer, pid)))
             in_time = readable(self._connection, seconds=_START_TIMEOUT)
             said = self._connection.recv(MESSAGE_LIMIT) if in_time else b""
         finally:
-            os.close(leave)  # it ends, as long as its user lets it
-            with contextlib.suppress(PermissionError):  # without CAP_KILL
-                os.kill(child, signal.SIGKILL)
+            os.close(leave)  # they end, as long as their user lets them
             _reap(child)
         if not hmac.compare_digest(said, message(Proof(secret))):
             raise Refused(
@@ -211,7 +231,7 @@ class Deputy:
                 "Start the kernel from outside the sandbox.",
             )
 
-    def _start(self, peer: Peer, run_dir: int, listener: int) -> int:
+    def _start(self, peer: Peer, run_dir: int, listener: int, programs: int = -1) -> int:
         if self._pidfd >= 0:
             raise _nonsense()
         _refuse_strange_folder(peer, run_dir)
@@ -221,10 +241,10 @@ class Deputy:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            _in_child(lambda: _make_namespaces(peer, run_dir, listener, write), write)
+            _in_child(lambda: _make_namespaces(peer, run_dir, listener, programs, write), write)
         os.close(write)
         pid, failure = 0, ""
-        for told in list(reports(child, read, _START_TIMEOUT)):
+        for told in list(reports_of(child, read, _START_TIMEOUT)):
             match told:
                 case Slept():
                     pid = told.sleeper
@@ -238,15 +258,15 @@ class Deputy:
                 failure,
                 "The broker's administrator finds more in its log.",
             )
-        self._register.add(pid, peer.uid)
+        self._register.add(pid, peer.uid, _container_name(peer))
         self._take(peer, pid)
-        return pid
+        return _as_seen_by(peer, pid)
 
     def _hold(self, peer: Peer, pid: int) -> bool:
         if self._pidfd >= 0:
             raise _nonsense()
         self._demand_proof(peer)
-        self._take(peer, pid)
+        self._take(peer, pid if peer.container is None else peer.container.outer(pid, self._register.pids()))
         return True
 
     def _take(self, peer: Peer, pid: int) -> None:
@@ -269,10 +289,10 @@ class Deputy:
 
             process = hold(os.pidfd_open(pid))
             # Looked up while the process is held: its pid cannot be another's meanwhile.
-            known = self._register.has(pid, peer.uid)
+            known = self._register.has(pid, peer.uid, _container_name(peer))
             namespaces = [hold(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)) for name in ("pid", "mnt")]
             if known and all(map(mounts.is_of_own_user_namespace, namespaces)):
-                own_mounts = ("/proc", "/dev/shm", self._register.images_at)  # noqa: S108 - a sleeper's
+                own_mounts = ("/proc", "/dev/shm", self._images_at(peer))  # noqa: S108 - a sleeper's
                 mounts.refuse_other(peer.pid, peer.mount_namespace, pid, namespaces[1], own_mounts)
                 self._pid, self._pidfd, self._namespaces = pid, process, namespaces
                 held.pop_all()
@@ -280,11 +300,20 @@ class Deputy:
         raise KernelLost("The kernel is gone.", "No sleeper of this pid was started by the broker for this user.")
 
     def _next_pid(self, peer: Peer, after: int) -> bool:
-        def work() -> None:
-            Path("/proc/sys/kernel/ns_last_pid").write_text(str(after))
+        # That of a sleeper in a container cannot be written to, the broker's in a container of its own neither. Whose
+        # next pid it is, is decided by who writes, not by where the file was found.
+        path = "/proc/sys/kernel/ns_last_pid"
+        held = -1 if peer.container is None else os.open(path, os.O_WRONLY)
 
-        with self._alone():
-            return self._inside(peer, work, _START_TIMEOUT) == 0
+        def work() -> None:
+            os.write(held if held >= 0 else os.open(path, os.O_WRONLY), str(after).encode())
+
+        try:
+            with self._alone():
+                return self._inside(peer, work, _START_TIMEOUT) == 0
+        finally:
+            if held >= 0:
+                os.close(held)
 
     # -- criu
 
@@ -298,39 +327,56 @@ class Deputy:
         images_at = f"/proc/self/fd/{_IMAGES}"
         arguments = criu.dump_arguments(asked.pid, images_at, criu.AT_POST_DUMP, seconds, asked.left)
 
-        def work() -> None:
-            _place({_IMAGES: folder, _SNAPSHOT: snapshot})
-            become(peer, capabilities, (_IMAGES, _SNAPSHOT))
-            self._become_criu(arguments, criu.dump_environment(images_at))
+        with self._lent(peer) as lent, self._alone():
 
-        with self._alone():
+            def work() -> None:
+                held = {_IMAGES: folder, _SNAPSHOT: snapshot, **lent}
+                _place(held)
+                become(peer, capabilities, held)
+                self._become_criu(peer, arguments, criu.dump_environment(images_at))
+
             self._refuse_strange_processes(peer, asked.pid)
             return self._inside(peer, work, seconds)
 
     def _restore(self, peer: Peer, asked: Restore, folder: int) -> int | None:
         _refuse_strange_folder(peer, folder)
-        at = self._register.images_at
+        at = self._images_at(peer)
         user = Path(at, images.USER_FOLDER)
         arguments = [*criu.restore_arguments(Path(at), user / criu.RESTORE_LOG, asked.left), "--work-dir", str(user)]
 
         random_state.spoil()
 
-        def work() -> None:
-            images.lay_out(folder, at, peer)
-            become(peer, [CAP_CHECKPOINT_RESTORE])
-            self._become_criu(arguments, {})
+        with self._lent(peer) as lent, self._alone():
 
-        with self._alone():
+            def work() -> None:
+                images.lay_out(folder, at, peer)
+                _place(lent)
+                become(peer, [CAP_CHECKPOINT_RESTORE], lent)
+                self._become_criu(peer, arguments, {})
+
             return self._inside(peer, work, min(asked.seconds, _LONGEST), lambda: images.take_away(at))
 
     def _check_images(self, peer: Peer, folder: int) -> bool:
         _refuse_strange_folder(peer, folder)
-        at = self._register.images_at
+        at = self._images_at(peer)
         lay_out = functools.partial(images.lay_out, folder, at, peer)
         with self._alone():
             return self._inside(peer, lay_out, _CHECK_TIMEOUT, lambda: images.take_away(at)) == 0
 
-    def _become_criu(self, arguments: Sequence[str], more: Mapping[str, str]) -> NoReturn:
+    def _images_at(self, peer: Peer) -> str:
+        return self._register.images_at if peer.container is None else containers.IMAGES_AT
+
+    @contextlib.contextmanager
+    def _lent(self, peer: Peer) -> Iterator[dict[int, int]]:
+        """Open what criu is run from in a client's container, by the numbers that it is to have there."""
+        lent = lent_criu.lend(self._program) if peer.container is not None else {}
+        try:
+            yield dict(enumerate(lent.values(), _LENT))
+        finally:
+            for descriptor in lent.values():
+                os.close(descriptor)
+
+    def _become_criu(self, peer: Peer, arguments: Sequence[str], more: Mapping[str, str]) -> NoReturn:
         run_dir = NAMESPACE_RUN_DIR
         out = os.open(f"{run_dir}/{_CRIU_OUTPUT}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         for descriptor in (1, 2):
@@ -343,6 +389,10 @@ class Deputy:
             "GPUCKPT_LOG": f"{run_dir}/{_KERNEL_LOG}",
         }
         argv = [*self._program.argv, *arguments, criu.UNPRIVILEGED]
+        if peer.container is not None:
+            at = {folder: _LENT + n for n, folder in enumerate(lent_criu.folders(self._program))}
+            argv = lent_criu.moved(argv, at)
+            environment = dict(zip(environment, lent_criu.moved([*environment.values()], at), strict=True))
         os.execve(argv[0], argv, environment)
 
     def _refuse_strange_processes(self, peer: Peer, top: int) -> None:
@@ -413,7 +463,7 @@ class Deputy:
         ended: Ended | None = None
         refusal: Refusal | None = None
         failure = ""
-        for told in reports(child, read, seconds + _START_TIMEOUT):
+        for told in reports_of(child, read, seconds + _START_TIMEOUT):
             match told:
                 case Led():
                     leader = told.leader
@@ -441,6 +491,18 @@ def _folders_of(program: CriuProgram) -> Iterator[Path]:
     """Yield where criu, its loader and its libraries lie."""
     yield Path(program.path)
     yield from (path for word in program.argv for path in map(Path, word.split(":")) if path.is_absolute())
+
+
+def _container_name(peer: Peer) -> str:
+    return "" if peer.container is None else peer.container.name
+
+
+def _as_seen_by(peer: Peer, pid: int) -> int:
+    return pid if peer.container is None else peer.container.inner(pid)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _nonsense() -> Refused:
@@ -506,20 +568,35 @@ def _reap(child: int) -> None:
         time.sleep(_LOOK)
 
 
+def _have_looked_into(peer: Peer, stay: int, secret: str, to: int) -> None:
+    """Have a process of the user's that has a secret in its environment, until `stay` is closed."""
+    peer.enter()  # its user can make it do anything
+    child = os.fork()
+    if child == 0:
+        _in_child(lambda: _be_looked_into(peer, stay, secret), to)
+    report(to, Led(child))
+    os.close(to)
+    os.read(stay, 1)
+    with contextlib.suppress(PermissionError):  # without CAP_KILL
+        os.kill(child, signal.SIGKILL)
+    _reap(child)
+    os._exit(0)
+
+
 def _be_looked_into(peer: Peer, stay: int, secret: str) -> None:
-    """Become a process of the user's that has a secret in its environment, until `stay` is closed or it is killed."""
-    cgroups.join(peer.cgroups)  # its user can make it do anything
-    mounts.enter(peer.mount_namespace)
     os.dup2(stay, 0)
     become(peer)
-    program = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
-    os.execve(program[0], program, {PROOF: secret})
+    # That of a container's user: no more than the user can have run anyway.
+    python = sys.executable if peer.container is None else peer.container.python
+    os.execve(python, [python, "-I", "-S", "-c", "import sys; sys.stdin.read()"], {PROOF: secret})
 
 
-def _make_namespaces(peer: Peer, run_dir: int, listener: int, to: int) -> None:
+def _make_namespaces(peer: Peer, run_dir: int, listener: int, programs: int, to: int) -> None:
     """Become a sleeper's parent for a moment, and let it go."""
-    cgroups.join(peer.cgroups)
-    mounts.enter(peer.mount_namespace)
+    machine = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    peer.enter()
+    if peer.container is not None and os.fork():  # those of the container's pids, of which a sleeper's are made
+        os._exit(0)
     # A folder is bound from the mount namespace that it is seen in, and only the working folder follows into a new one.
     # No right of root's is wanted for the user's folders, nor had by a broker with few capabilities.
     act_as(peer.uid, peer.gid)
@@ -536,16 +613,21 @@ def _make_namespaces(peer: Peer, run_dir: int, listener: int, to: int) -> None:
             "Shut down a kernel; an administrator can raise the limits in /proc/sys/user.",
         ) from e
     act_as(peer.uid, peer.gid)
-    pid = os.fork()
-    if pid:
-        report(to, Slept(pid))
+    if os.fork():
         os._exit(0)
-    _in_child(lambda: _become_sleeper(peer, listener), to)
+    _in_child(lambda: _become_sleeper(peer, listener, programs, machine, to), to)
 
 
-def _become_sleeper(peer: Peer, listener: int) -> None:
+def _become_sleeper(peer: Peer, listener: int, programs: int, machine: int, to: int) -> None:
+    report(to, Slept(int(os.readlink("self", dir_fd=machine))))
     spawning.furnish(".", peer.uid, peer.gid)
     os.chdir("/")
+    python, program = sys.executable, spawning.SLEEPER
+    if peer.container is not None:
+        act_as(0, 0)
+        containers.furnish(peer.container)
+        python = peer.container.python
+        program = f"{os.readlink(f'/proc/self/fd/{programs}')}/{os.path.basename(program)}"  # noqa: PTH115, PTH119
     _place({_LISTENER: listener})
     become(peer, descriptors=(_LISTENER,))
     arguments = [str(_LISTENER)]
@@ -556,8 +638,7 @@ def _become_sleeper(peer: Peer, listener: int) -> None:
     listening = socket.socket(fileno=_LISTENER)
     listening.listen()
     listening.detach()
-    program = [sys.executable, "-I", "-S", "-B", spawning.SLEEPER, *arguments]
-    os.execve(program[0], program, {})
+    os.execve(python, [python, "-I", "-S", "-B", program, *arguments], {})
 
 
 def _run_inside(
@@ -570,6 +651,8 @@ def _run_inside(
 ) -> None:
     """Enter the namespaces, have a child do the work, and tell how it ended."""
     cgroups.join(peer.cgroups)  # what criu restores is where criu is
+    if peer.container is not None:
+        peer.container.enter(but=("pid", "mnt"))
     for namespace in namespaces:
         _check(_libc.setns(namespace, 0), "setns")
     os.chdir("/")

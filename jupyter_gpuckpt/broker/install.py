@@ -15,7 +15,9 @@ from ..freeze.criu_program import CriuProgram, find_criu, refuse_open_sockets
 from ..linux.root_only import SYSTEM_PATH, environment
 from ..machine.criu_install import install_criu
 from .changeable import refuse_changeable, refuse_changeable_folder
+from .lent_criu import refuse_without_own_libraries
 from .rights import NEEDED
+from .service import CONTAINERS
 
 __all__ = ["CRIU_PREFIX", "UNITS", "install", "uninstall", "units"]
 
@@ -47,7 +49,7 @@ Requires={name}.socket
 
 [Service]
 Type=notify
-ExecStart={python} -I -m jupyter_gpuckpt.broker {group}
+ExecStart={python} -I -m jupyter_gpuckpt.broker {group}{options}
 {environment}
 CapabilityBoundingSet={capabilities}
 LimitNOFILE=1048576
@@ -59,8 +61,10 @@ Restart=on-failure
 """
 
 
-def install(group: str, note: Callable[[str], None]) -> str:
+def install(group: str, note: Callable[[str], None], with_containers: bool = False) -> str:
     """Make the broker a service for the members of a group, and start it; return what there is to say.
+
+    With containers, it serves those of them who live in a container, too.
 
     Raises
     ------
@@ -74,14 +78,17 @@ def install(group: str, note: Callable[[str], None]) -> str:
     program = _criu(note)
     refuse_open_sockets(program)
     refuse_changeable(program)
+    if with_containers:
+        refuse_without_own_libraries(program)
     if shutil.which("groupadd", path=SYSTEM_PATH):
         _run("groupadd", "--system", "--force", group)
     if not _has_systemd():
         return (
             f"CRIU is ready: {program.path}\nThis machine has no systemd. Start the broker as it starts its services:\n"
             f"    {' '.join([*_variables(program), sys.executable, '-I', '-m', 'jupyter_gpuckpt.broker', group])}"
+            f"{_options(with_containers)}"
         )
-    for name, text in units(group, program).items():
+    for name, text in units(group, program, with_containers).items():
         (UNITS / name).write_text(text)
     _run("systemctl", "daemon-reload")
     _run("systemctl", "enable", "--now", f"{_NAME}.socket")
@@ -110,12 +117,13 @@ def uninstall() -> str:
     return "The broker was removed. Kernels that it started keep running, but cannot be saved."
 
 
-def units(group: str, program: CriuProgram) -> dict[str, str]:
+def units(group: str, program: CriuProgram, with_containers: bool = False) -> dict[str, str]:
     """Return the texts of systemd's units, by their names."""
     service = _SERVICE.format(
         name=_NAME,
         python=sys.executable,
         group=group,
+        options=_options(with_containers),
         environment="\n".join(f"Environment={variable}" for variable in _variables(program)),
         capabilities=" ".join(NEEDED),
     )
@@ -123,6 +131,10 @@ def units(group: str, program: CriuProgram) -> dict[str, str]:
         f"{_NAME}.socket": _SOCKET.format(socket=settings.broker_socket(), group=group),
         f"{_NAME}.service": service,
     }
+
+
+def _options(with_containers: bool) -> str:
+    return f" {CONTAINERS}" if with_containers else ""
 
 
 def _variables(program: CriuProgram) -> list[str]:

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from ..errors import Refused
 
-__all__ = ["enter", "is_of_own_user_namespace", "of", "refuse_other"]
+__all__ = ["enter", "is_of_own_user_namespace", "mounted", "of", "refuse_other", "refuse_other_root"]
 
 _NS_GET_USERNS = 0xB701  # linux/nsfs.h
 _CLONE_NEWNS = 0x00020000
@@ -53,8 +53,7 @@ def of(pid: int, own: Sequence[Path]) -> int:
         theirs = _read(pid, held)
         if found := _difference(_read("self"), theirs, _trees(own)):
             raise _refused(pid, found)
-        if _root_of(pid) != _asked_inside(held):
-            raise _refused(pid, "and has changed its root folder there (chroot)")
+        refuse_other_root(pid, held)
     except BaseException:
         os.close(held)
         raise
@@ -79,6 +78,33 @@ def refuse_other(pid: int, namespace: int, sleeper: int, its_namespace: int, als
     for place in {mount.at for mount in (*theirs.visible(), *its.visible())}:
         if not any(_is_below(place, one) for one in also) and theirs.origin(place) != its.origin(place):
             raise _refused(pid, f"and the kernel in one where {place} is another")
+
+
+def refuse_other_root(pid: int, namespace: int) -> None:
+    """Refuse a process whose root folder is not that of its mount namespace.
+
+    Raises
+    ------
+    Refused : it has changed its root folder.
+    OSError : it has ended.
+    """
+    if _root_of(pid) != _asked_inside(namespace):
+        raise _refused(pid, "and has changed its root folder there (chroot)")
+
+
+def mounted(pid: int) -> Iterator[tuple[str, str, str]]:
+    """Yield where a process has something mounted, of which kind, and with which options.
+
+    Raises
+    ------
+    OSError : it has ended.
+    Refused : it has too many mounts.
+    """
+    for line in _lines(pid):
+        before, _, after = line.partition(" - ")
+        if after:
+            fields = before.split()
+            yield _path(fields[4]), after.split()[0], fields[5]
 
 
 def enter(namespace: int) -> None:
@@ -199,13 +225,17 @@ def _read(pid: int | str, held: int = -1) -> _Mounts:
     OSError : it has ended.
     Refused : it is in another one, or has too many.
     """
+    return _Mounts(_lines(pid, held))
+
+
+def _lines(pid: int | str, held: int = -1) -> list[str]:
     with open(f"/proc/{pid}/mountinfo", "rb") as file:  # of one namespace from here on
         if held >= 0 and not os.path.samestat(os.fstat(held), os.stat(f"/proc/{pid}/ns/mnt")):  # noqa: PTH116
             raise _refused(pid, "which it changes at this moment")
         raw = file.read(_MOST + 1)
     if len(raw) > _MOST:
         raise _refused(pid, "with too many mounts")
-    return _Mounts(raw.decode("utf-8", "surrogateescape").split("\n"))
+    return raw.decode("utf-8", "surrogateescape").split("\n")
 
 
 def _path(text: str) -> str:

@@ -12,14 +12,15 @@ import re
 import resource
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import Refused
-from ..linux import proc
+from ..linux import proc, processes
 from ..linux.readiness import readable
 from . import cgroups, mounts
+from .containers import Container
 
 __all__ = ["NO_LOGIN", "Peer", "has_only", "login_of"]
 
@@ -30,7 +31,7 @@ _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup", "time")
 
 _OUTSIDE = (
     "Start it outside of that namespace (a unit of systemd's without PrivateUsers=, PrivateNetwork=, PrivateIPC= and "
-    "ProtectHostname=), or run a broker inside (in a container)."
+    "ProtectHostname=). In a container, run a broker inside, or have the machine's serve containers (--containers)."
 )
 
 _LIMITS = {
@@ -59,7 +60,7 @@ class Peer:
     """A user as one process of theirs is: ids, supplementary groups, resource limits (soft and hard), cgroups, login.
 
     The login is what audit records name, and None where the system keeps none. The mount namespace is as `mounts.of`
-    returns it, and that of the process `pid`.
+    returns it, and that of the process `pid`; a client in a container has its namespaces there.
     """
 
     uid: int
@@ -70,10 +71,15 @@ class Peer:
     login: int | None
     mount_namespace: int = -1
     pid: int = 0
+    container: Container | None = None
 
     @classmethod
-    def at(cls, connection: socket.socket, own: Sequence[Path] = ()) -> Peer:
+    def at(
+        cls, connection: socket.socket, own: Sequence[Path] = (), container_of: Callable[[int], Container] | None = None
+    ) -> Peer:
         """Return who is at the other end; `own` are the folders of the broker's, as `mounts.of` takes them.
+
+        `container_of` is asked about processes in another namespace of pids, where such are served.
 
         Raises
         ------
@@ -87,11 +93,16 @@ class Peer:
             raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS)
             groups = struct.unpack(f"{len(raw) // 4}I", raw)
             _refuse_other_rights(pid, uid, gid)
-            _refuse_confined(pid)
-            namespace = _mount_namespace(pid, own)
+            _refuse_label(pid)
+            container, namespace = None, -1
+            if container_of is not None and _is_elsewhere(pid, "pid"):
+                container = container_of(pid)
+            else:
+                _refuse_confined(pid)
+                namespace = _mount_namespace(pid, own)
             login = login_of(pid)
             login = uid if login == NO_LOGIN else login
-            found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid), login, namespace, pid)
+            found = cls(uid, gid, groups, _limits(pid), cgroups.of(pid), login, namespace, pid, container)
             # It may have become a set-user-id program meanwhile: then these are not its user's.
             _refuse_other_rights(pid, uid, gid)
             if readable(pidfd, seconds=0):
@@ -101,6 +112,19 @@ class Peer:
             raise _refused(f"The client process cannot be inspected: {e.strerror}") from e
         finally:
             os.close(pidfd)
+
+    def enter(self) -> None:
+        """Have this process live where the client does; in a container, its children have the client's pids, too.
+
+        Raises
+        ------
+        OSError, Refused : the system does not let it be done.
+        """
+        cgroups.join(self.cgroups)  # as the broker's own folders name them
+        if self.container is not None:
+            self.container.enter()
+        else:
+            mounts.enter(self.mount_namespace)
 
 
 def _pidfd(connection: socket.socket, pid: int) -> int:
@@ -130,15 +154,10 @@ def has_only(pid: int, uid: int, gid: int) -> bool:
     ------
     OSError : it has ended.
     """
-    status = _status(pid)
+    status = processes.status(pid)
     ids = status["Uid"].split() + status["Gid"].split()
     capabilities = [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")]
     return ids == [str(uid)] * 4 + [str(gid)] * 4 and not any(capabilities)
-
-
-def _status(pid: int | str) -> dict[str, str]:
-    lines = proc.lines(f"/proc/{pid}/status")
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def login_of(pid: int | str) -> int | None:
@@ -154,14 +173,23 @@ def login_of(pid: int | str) -> int | None:
         return None
 
 
+def _is_elsewhere(pid: int, kind: str) -> bool:
+    """Tell whether a process is in another namespace of this kind than the broker."""
+    with contextlib.suppress(FileNotFoundError):  # a kernel without namespaces of that kind
+        return os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")  # noqa: PTH115
+    return False
+
+
 def _refuse_confined(pid: int) -> None:
     for name in _NAMESPACES:
-        with contextlib.suppress(FileNotFoundError):  # a kernel without namespaces of that kind
-            if os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}"):  # noqa: PTH115
-                raise _refused(f"Process {pid} lives in another {name} namespace than the broker.", _OUTSIDE)
+        if _is_elsewhere(pid, name):
+            raise _refused(f"Process {pid} lives in another {name} namespace than the broker.", _OUTSIDE)
     for name in ("Seccomp", "Seccomp_filters"):
-        if _status(pid).get(name) != _status("self").get(name):
+        if processes.status(pid).get(name) != processes.status("self").get(name):
             raise _refused(f"Process {pid} has a different seccomp filter from the broker.")
+
+
+def _refuse_label(pid: int) -> None:
     if _label(pid) != _label("self"):
         raise _refused(f"Process {pid} has a different security label (AppArmor, SELinux) from the broker.")
 

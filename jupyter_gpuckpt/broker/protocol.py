@@ -37,6 +37,7 @@ __all__ = [
     "Request",
     "Restore",
     "Start",
+    "StartInContainer",
     "Started",
     "message",
     "reply_in",
@@ -65,6 +66,15 @@ class Start:
 
     descriptors: ClassVar[int] = 2
     do: Literal["start"] = "start"
+
+
+@dataclass(frozen=True)
+class StartInContainer:
+    """Asks for the same in a container, of which the broker runs nothing as root: its pid there. With it come the run
+    folder, a bound socket, and the folder of the sleeper's program, which is run as the container's user."""
+
+    descriptors: ClassVar[int] = 3
+    do: Literal["start_in_container"] = "start_in_container"
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,7 @@ class Restore:
         _check_seconds(self.seconds)
 
 
-Request = Criu | Start | Hold | NextPid | Dump | Check | Restore
+Request = Criu | Start | StartInContainer | Hold | NextPid | Dump | Check | Restore
 
 
 @dataclass(frozen=True)

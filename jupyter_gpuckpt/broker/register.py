@@ -34,24 +34,33 @@ class Register:
         for path, mode in ((self.folder, 0o755), (self._sleepers, 0o700), (Path(self.images_at), 0o755)):
             path.mkdir(mode=mode, exist_ok=True)
             path.chmod(mode)
-        for path in self._sleepers.iterdir():
-            if not path.read_text().startswith(f"{processes.start_time(int(path.name))} "):
-                path.unlink()
+        self.pids()
 
     @property
     def _sleepers(self) -> Path:
         return self.folder / "sleepers"
 
-    def add(self, pid: int, uid: int) -> None:
-        """Note a sleeper that was started for a user."""
-        (self._sleepers / str(pid)).write_text(_entry(pid, uid))
+    def add(self, pid: int, uid: int, container: str = "") -> None:
+        """Note a sleeper that was started for a user, who may be one of a container."""
+        (self._sleepers / str(pid)).write_text(_entry(pid, uid, container))
 
-    def has(self, pid: int, uid: int) -> bool:
+    def has(self, pid: int, uid: int, container: str = "") -> bool:
         """Tell whether the process that has this pid now is a sleeper that was started for this user."""
         try:
-            return (self._sleepers / str(pid)).read_text() == _entry(pid, uid)
+            return (self._sleepers / str(pid)).read_text() == _entry(pid, uid, container)
         except OSError:
             return False
+
+    def pids(self) -> list[int]:
+        """Return the pids of all sleepers. Those that have ended are forgotten: of a container's, nobody tells."""
+        found = []
+        for path in self._sleepers.iterdir():
+            with contextlib.suppress(OSError):
+                if path.read_text().startswith(f"{processes.start_time(int(path.name))} "):
+                    found.append(int(path.name))
+                else:
+                    path.unlink()
+        return found
 
     @contextlib.contextmanager
     def opened(self, pid: int) -> Iterator[int]:
@@ -75,6 +84,7 @@ class Register:
         (self._sleepers / str(pid)).unlink(missing_ok=True)
 
 
-def _entry(pid: int, uid: int) -> str:
+def _entry(pid: int, uid: int, container: str) -> str:
     """Return what tells one process of all that ever have its pid, and its user; nothing equals that of no process."""
-    return f"{processes.start_time(pid) or os.urandom(8).hex()} {uid}"
+    of_container = f" {container}" if container else ""
+    return f"{processes.start_time(pid) or os.urandom(8).hex()} {uid}{of_container}"

@@ -14,7 +14,7 @@ from ..checked import from_json, to_json
 from ..linux.readiness import readable
 from ..quick_dataclass import dataclass
 
-__all__ = ["Began", "Broke", "Ended", "Led", "Refusal", "Report", "Slept", "report", "reports"]
+__all__ = ["Began", "Broke", "Ended", "Led", "Refusal", "Report", "Slept", "report", "reports", "reports_of"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,25 @@ def report(to: int, what: Report) -> None:
         os.write(to, json.dumps(to_json(what)).encode() + b"\n")
 
 
-def reports(child: int, read: int, seconds: float) -> Iterator[Report]:
+def reports_of(child: int, read: int, seconds: float) -> Iterator[Report]:
     """Yield what a child process and those that it starts report, until the last of them has ended or become another.
+
+    Raises
+    ------
+    TimeoutError : it takes longer.
+    """
+    try:
+        yield from reports(read, seconds)
+    except TimeoutError:
+        # Its user can have frozen it, with its control group. It is not left behind, to be one of many.
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(child, 0)
+
+
+def reports(read: int, seconds: float) -> Iterator[Report]:
+    """Yield what comes by a pipe, until it is closed; it is closed here, too.
 
     Raises
     ------
@@ -79,14 +96,10 @@ def reports(child: int, read: int, seconds: float) -> Iterator[Report]:
     with os.fdopen(read, "rb", buffering=0) as pipe:
         while True:
             if not readable(pipe.fileno(), seconds=deadline - time.monotonic()):
-                # Its user can have frozen it, with its control group. It is not left behind, to be one of many.
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
                 raise TimeoutError(0, "it hangs inside the system")
             more = pipe.read(1 << 16)
             if not more:
-                break
+                return
             *lines, text = (text + more).split(b"\n")
             for line in lines:
                 yield from_json(Report, json.loads(line))
-    os.waitpid(child, 0)

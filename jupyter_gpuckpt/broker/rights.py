@@ -11,7 +11,7 @@ import resource
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ..linux import capabilities
+from ..linux import capabilities, seccomp
 from .descriptors import close_at_exec
 from .peer import NO_LOGIN, Peer, login_of
 
@@ -49,7 +49,7 @@ def missing(of: str = "CapEff") -> list[str]:
 
 
 def become(peer: Peer, capabilities: Collection[int] = (), descriptors: Collection[int] = ()) -> None:
-    """Make this process the user's: ids, groups, keys, limits, login.
+    """Make this process the user's: ids, groups, keys, limits, login; of a container's user, its filter of calls, too.
 
     Of all capabilities it keeps those named, over exec, and of all descriptors those named and the standard ones.
     ``no_new_privs`` is set for good: no set-user-id program gives it, or what it starts, anything more.
@@ -80,6 +80,8 @@ def become(peer: Peer, capabilities: Collection[int] = (), descriptors: Collecti
     for number in capabilities:
         _check(_libc.prctl(_PR_CAP_AMBIENT, _RAISE, number, 0, 0), "keep a capability over exec")
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    if peer.container is not None and (code := peer.container.filter):
+        seccomp.install([code])
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
 
 from .. import installed
 from ..errors import Refused, Unavailable
@@ -23,12 +22,16 @@ from ..linux.readiness import readable
 from .changeable import refuse_changeable
 from .deputy import Deputy
 from .descriptors import close_all
+from .lent_criu import refuse_without_own_libraries
 from .register import Register
 from .rights import act_as, missing
 
-__all__ = ["run"]
+__all__ = ["CONTAINERS", "run"]
 
 log = logging.getLogger("gpuckpt.broker")
+
+CONTAINERS = "--containers"
+"""By which the program of a service is asked to serve containers, too."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _HANDED_OVER = 3  # its descriptor: sd_listen_fds(3)
@@ -38,8 +41,10 @@ _BACKLOG = 128
 _REAPING = 5.0  # seconds between two looks at ended children, at most
 
 
-def run(group: str) -> None:
+def run(group: str, with_containers: bool = False) -> None:
     """Be the broker, for the members of a group, until SIGTERM or SIGINT; kernels that it has started live on.
+
+    With containers, it serves those members who live in one that has no rights, too.
 
     Its deputies end with it, once they have finished what they do; those of another broker take their places.
 
@@ -64,6 +69,8 @@ def run(group: str) -> None:
     program = find_criu()
     refuse_open_sockets(program)
     refuse_changeable(program)
+    if with_containers:
+        refuse_without_own_libraries(program)
     os.chdir("/")
     os.umask(0o022)  # users find the socket in the folders that are made for it
     register = Register(installed.broker_socket().parent)
@@ -74,7 +81,7 @@ def run(group: str) -> None:
     with _listener(group) as listener:
         log.info("the broker listens, with CRIU %s", version_text(program.version))
         _tell_systemd("READY=1")
-        _Broker(listener, program, register).run()
+        _Broker(listener, program, register, with_containers).run()
 
 
 def _is_activated() -> bool:
@@ -109,13 +116,20 @@ def _listener(group: str) -> socket.socket:
     return listener
 
 
+_User = tuple[int, int]
+"""A uid, and the number of the namespace of pids in which it asks: containers have users of the same uid."""
+
+
 class _Broker:
-    def __init__(self, listener: socket.socket, program: CriuProgram, register: Register) -> None:
+    def __init__(
+        self, listener: socket.socket, program: CriuProgram, register: Register, with_containers: bool
+    ) -> None:
         self._listener, self._program, self._register = listener, program, register
-        self._deputies: dict[int, int] = {}
+        self._with_containers = with_containers
+        self._deputies: dict[int, _User] = {}
         """The user of each, by its pid."""
-        self._recent: dict[int, collections.deque[float]] = {}
-        self._complained: dict[int, float] = {}
+        self._recent: dict[_User, collections.deque[float]] = {}
+        self._complained: dict[_User, float] = {}
         """When the log last said of a user that there was too much."""
 
     def run(self) -> None:
@@ -144,26 +158,28 @@ class _Broker:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         with connection:
-            uid = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-            if not self._may_have_one_more(uid):
+            user = _user_at(connection)
+            if not self._may_have_one_more(user):
                 now = time.monotonic()
-                if now - self._complained.get(uid, -_SECOND) >= _SECOND:
-                    self._complained[uid] = now
-                    log.warning("user %d sends too many requests, or has too many deputies: disconnected", uid)
+                if now - self._complained.get(user, -_SECOND) >= _SECOND:
+                    self._complained[user] = now
+                    log.warning("user %d sends too many requests, or has too many deputies: disconnected", user[0])
                 return
             connection.setblocking(True)
             pid = os.fork()
             if pid == 0:
                 self._be_deputy(connection)
-            self._deputies[pid] = uid
+            self._deputies[pid] = user
 
-    def _may_have_one_more(self, uid: int) -> bool:
+    def _may_have_one_more(self, user: _User) -> bool:
         now = time.monotonic()
-        recent = self._recent.setdefault(uid, collections.deque(maxlen=_BURST))
+        self._recent = {one: times for one, times in self._recent.items() if now - times[-1] < _SECOND}
+        self._complained = {one: when for one, when in self._complained.items() if now - when < _SECOND}
+        recent = self._recent.setdefault(user, collections.deque(maxlen=_BURST))
         if len(recent) == _BURST and now - recent[0] < _SECOND:
             return False
         recent.append(now)
-        return _count(self._deputies, uid) < _MOST
+        return list(self._deputies.values()).count(user) < _MOST
 
     def _be_deputy(self, connection: socket.socket) -> None:
         try:
@@ -172,7 +188,7 @@ class _Broker:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            Deputy(connection, self._program, self._register).serve()
+            Deputy(connection, self._program, self._register, self._with_containers).serve()
         except ConnectionError:
             pass
         except BaseException:
@@ -187,12 +203,16 @@ class _Broker:
                     self._register.forget(pid)
 
 
+def _user_at(connection: socket.socket) -> _User:
+    pid, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    try:
+        return uid, os.stat(f"/proc/{pid}/ns/pid").st_ino  # noqa: PTH116
+    except OSError:  # it has ended
+        return uid, 0
+
+
 def _tell_systemd(what: str) -> None:
     """Tell systemd of this service's state, if it wants to know (sd_notify(3))."""
     if path := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
             to.sendto(what.encode(), "\0" + path[1:] if path.startswith("@") else path)
-
-
-def _count(deputies: Mapping[int, int], uid: int) -> int:
-    return sum(owner == uid for owner in deputies.values())

@@ -17,8 +17,8 @@ def broker(args: argparse.Namespace) -> int:
     GpuckptError : it was not done.
     """
     if args.action == "run":
-        run(args.group)
+        run(args.group, args.containers)
         return output.DONE
-    text = install(args.group, output.note) if args.action == "install" else uninstall()
+    text = install(args.group, output.note, args.containers) if args.action == "install" else uninstall()
     output.result(args.json, {"ok": True, "said": text}, text)
     return output.DONE

@@ -38,6 +38,7 @@ def add_machine_commands(group: Group) -> None:
     )
     serving.add_argument("action", metavar="run|install|uninstall", choices=("run", "install", "uninstall"))
     serving.add_argument("--group", metavar="GROUP", default="gpuckpt", help="whose members are served")
+    serving.add_argument("--containers", action="store_true", help="serve also containers without rights")
 
     advising = group.add(
         "recipe",

@@ -29,6 +29,7 @@ from ..broker.protocol import (
     Restore,
     Start,
     Started,
+    StartInContainer,
     message,
     reply_in,
 )
@@ -39,7 +40,8 @@ from ..freeze.criu_program import CriuProgram, find_criu
 from ..linux import proc
 from ..linux.capabilities import BROKER, missing, to_add
 from ..linux.readiness import readable
-from ..linux.unix_sockets import peer_uid, short_path
+from ..linux.spawning import SLEEPER
+from ..linux.unix_sockets import peer_pid, peer_uid, short_path
 
 __all__ = ["Deputy", "is_needed", "usable_criu"]
 
@@ -96,21 +98,29 @@ class Deputy:
         return CriuProgram((), found.version, found.path, "system", new_connections=bool(found.new_connections))
 
     def start(self, run_dir: Path, listening_at: Path) -> int:
-        """Start a sleeper over a run folder, which listens at this path; return its pid on the machine.
+        """Start a sleeper over a run folder, which listens at this path; return its pid on the machine, or container.
 
         Raises
         ------
         GpuckptError, OSError : it could not be started.
         """
-        folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+        folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (run_dir, Path(SLEEPER).parent)]
         try:
             with socket.socket(socket.AF_UNIX) as listener:
                 with short_path(listening_at) as short:
                     listener.bind(short)
                 listening_at.chmod(0o600)
-                self._sleeper = _value(int, self._ask(Start(), (folder, listener.fileno())))
+                run, programs = folders
+                # A broker that has no pid here is outside of this container.
+                asked = (
+                    self._ask(Start(), (run, listener.fileno()))
+                    if peer_pid(self._socket)
+                    else self._ask(StartInContainer(), (run, listener.fileno(), programs))
+                )
+                self._sleeper = _value(int, asked)
         finally:
-            os.close(folder)
+            for folder in folders:
+                os.close(folder)
         return self._sleeper
 
     def hold(self, pid: int) -> None:

@@ -91,6 +91,8 @@ __attribute__((constructor)) static void tell(void)
 {
 	if (getenv("GPUCKPT_TELL_SOCKETS") != NULL)
 		dprintf(STDOUT_FILENO, "Sockets: private\nConnections: made anew\nFilters: of the tree alone\n");
+	/* It is for criu alone: the shell and the programs that criu starts may be a container's, with another C library. */
+	unsetenv("LD_PRELOAD");
 }
 
 static int has_name(const struct sockaddr_un *address, socklen_t length, const char *name)

@@ -32,6 +32,17 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
+def status(pid: int | str) -> dict[str, str]:
+    """Return what the system says of a process in a line each (proc_pid_status(5)).
+
+    Raises
+    ------
+    OSError : it is gone.
+    """
+    lines = proc.lines(f"/proc/{pid}/status")
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
 def descendants(pid: int) -> list[int]:
     """Return the pids of all living processes below `pid`, parents before their children."""
     found: list[int] = []
@@ -116,20 +127,20 @@ def held(pids: Iterable[int]) -> list[int]:
 
 def inner_pid(pid: int) -> int:
     """Return a process's pid in its own, innermost namespace."""
-    return _namespace_pids(pid)[-1]
+    return namespace_pids(pid)[-1]
 
 
 def pids_beside(top: int, pids: Iterable[int]) -> list[int]:
     """Return the pids of processes in the namespace of another, though they may have made some of their own in it."""
-    depth = len(_namespace_pids(top)) - 1
+    depth = len(namespace_pids(top)) - 1
     found = []
     for pid in pids:
         with contextlib.suppress(OSError):
-            found += _namespace_pids(pid)[depth : depth + 1]
+            found += namespace_pids(pid)[depth : depth + 1]
     return found
 
 
-def _namespace_pids(pid: int) -> list[int]:
+def namespace_pids(pid: int) -> list[int]:
     """Return a process's pid in each of its namespaces, the innermost last (proc_pid_status(5), NSpid)."""
     for line in proc.lines(f"/proc/{pid}/status"):
         if line.startswith("NSpid:"):

@@ -41,6 +41,7 @@ ALLOW, KILL = 0x7FFF0000, 0x80000000
 NUMBER, ARCHITECTURE = 0, 4
 """Where what is judged has the call's number, and the machine's (linux/seccomp.h, struct seccomp_data)."""
 
+_STEP = 8  # bytes of an instruction
 _ERRNO = 0x00050000  # linux/seccomp.h
 _SET_MODE_FILTER, _SPEC_ALLOW = 1, 4  # linux/seccomp.h
 _MACHINES = {"x86_64": (0xC000003E, 317, 41), "aarch64": (0xC00000B7, 277, 198)}
@@ -114,8 +115,9 @@ def install(code: list[bytes], flags: int = 0) -> None:
     ------
     OSError : it has neither, or the system does not know such filters.
     """
-    raw = ctypes.create_string_buffer(b"".join(code))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(raw)))
+    joined = b"".join(code)
+    raw = ctypes.create_string_buffer(joined)
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(joined) // _STEP, ctypes.addressof(raw)))
     if _libc.syscall(_machine()[1], _SET_MODE_FILTER, flags, program) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"filter system calls: {os.strerror(number)}")

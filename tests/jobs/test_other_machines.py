@@ -31,11 +31,11 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class OtherMachine:
-    """One with a name, processes and a boot of its own, and the same files."""
+    """One with a name, processes and a boot of its own, and the same files; a container has the machine's boot."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_container: bool) -> None:
         self._boot = folder / "boot_id"
-        self._boot.write_text(f"{uuid.uuid4()}\n")
+        self._boot.write_text(Path(_BOOT).read_text() if is_container else f"{uuid.uuid4()}\n")
 
     def run(self, *words: str) -> Ran:
         """Run `jupyter gpuckpt` there."""
@@ -47,9 +47,9 @@ class OtherMachine:
         return Ran(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.fixture
-def other(tmp_path: Path) -> OtherMachine:
-    return OtherMachine(tmp_path)
+@pytest.fixture(params=["machine", "container"])
+def other(tmp_path: Path, request: pytest.FixtureRequest) -> OtherMachine:
+    return OtherMachine(tmp_path, request.param == "container")
 
 
 def test_a_job_of_another_machine_is_seen_and_left_alone(other: OtherMachine, tmp_path: Path) -> None:
