@@ -15,7 +15,7 @@ from ..freeze.criu_program import CriuProgram, find_criu, refuse_open_sockets
 from ..linux.root_only import SYSTEM_PATH, environment
 from ..machine.criu_install import install_criu
 from .changeable import refuse_changeable, refuse_changeable_folder
-from .lent_criu import refuse_without_own_libraries
+from .lent_criu import has_own_libraries, refuse_without_own_libraries
 from .rights import NEEDED
 from .service import CONTAINERS
 
@@ -75,7 +75,7 @@ def install(group: str, note: Callable[[str], None], with_containers: bool = Fal
     _refuse_without_root("installed")
     os.umask(0o022)
     refuse_changeable_folder(settings.broker_socket().parent)
-    program = _criu(note)
+    program = _criu(note, with_containers)
     refuse_open_sockets(program)
     refuse_changeable(program)
     if with_containers:
@@ -144,10 +144,12 @@ def _variables(program: CriuProgram) -> list[str]:
     return [f"GPUCKPT_CRIU={program.path}"]
 
 
-def _criu(note: Callable[[str], None]) -> CriuProgram:
+def _criu(note: Callable[[str], None], with_containers: bool) -> CriuProgram:
     os.environ.setdefault("GPUCKPT_CRIU_PREFIX", str(CRIU_PREFIX))
     try:
-        return find_criu()
+        found = find_criu()
+        if settings.named_criu() or not with_containers or has_own_libraries(found):
+            return found
     except Unavailable:
         if settings.named_criu():
             raise

@@ -16,7 +16,7 @@ from ..errors import Unavailable
 from ..freeze.criu_program import CriuProgram
 from ..linux.spawning import check
 
-__all__ = ["Folders", "folders", "lend", "moved", "refuse_without_own_libraries"]
+__all__ = ["Folders", "folders", "has_own_libraries", "lend", "moved", "refuse_without_own_libraries"]
 
 Folders = Mapping[str, int]
 """Paths, and the descriptors of what is there."""
@@ -34,12 +34,17 @@ def refuse_without_own_libraries(program: CriuProgram) -> None:
     ------
     Unavailable : it is not in a folder of its own, with all that it needs.
     """
-    if _own_folder(program) is None:
+    if not has_own_libraries(program):
         raise Unavailable(
             "The broker was not started.",
             f"For containers it needs a CRIU that comes with its own libraries, and {program.path} has none.",
             "Run `jupyter gpuckpt setup` as root and unset GPUCKPT_CRIU, or leave out --containers.",
         )
+
+
+def has_own_libraries(program: CriuProgram) -> bool:
+    """Tell whether criu lies in a folder of its own, with all that it needs."""
+    return _own_folder(program) is not None
 
 
 def lend(program: CriuProgram) -> Folders:

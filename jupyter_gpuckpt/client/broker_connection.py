@@ -300,5 +300,9 @@ def _no_broker(path: Path, why: str) -> Unavailable:
     )
     if lacking := missing(BROKER, "CapBnd"):  # nobody in a container has more than its bounds: a broker in it has ended
         named = " and ".join(f"CAP_{name}" for name in lacking)
-        said, then = f"{said} None can run in this container, which lacks {named}.", to_add(lacking)
+        said = f"{said} None can run in this container, which lacks {named}."
+        then = (
+            f"{to_add(lacking)} Or have the machine's broker serve containers (`jupyter gpuckpt broker install "
+            f"--containers` there), and give this container its folder, {path.parent}, and its group."
+        )
     return Unavailable("Kernels and jobs cannot be saved on this machine.", said, then)

@@ -303,7 +303,10 @@ _REFUSED = {
     "no_new_privs is missing": ({"rights": ["--bounding-set=-all", "--inh-caps=-all"]}, "without `no_new_privs`"),
     "two filters": ({"wrapper": filtered(2)}, "with a filter of system calls of its own"),
     "its own user namespace": ({"wrapper": ["unshare", "--user", "--map-current-user"]}, "in another user namespace"),
-    "a chroot": ({"confined": [*in_container(_ANOTHER_ROOT), "/usr/sbin/chroot", "/another"]}, "has changed its root folder"),
+    "a chroot": (
+        {"confined": [*in_container(_ANOTHER_ROOT), "/usr/sbin/chroot", "/another"]},
+        "has changed its root folder",
+    ),
     "a /dev/shm of the image": (
         {"confined": in_container("umount -l dev; mount -t tmpfs -o mode=755 dev dev; mkdir -m 1777 dev/shm; ")},
         "without a /proc and a /dev/shm",

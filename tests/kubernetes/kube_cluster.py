@@ -144,7 +144,7 @@ class Kubernetes:
             f"--cert-dir={folder / 'certificates'}",
             f"--token-auth-file={folder / 'tokens'}",
             "--authorization-mode=RBAC",
-            "--allow-privileged=false",
+            "--allow-privileged=true",
             "--service-cluster-ip-range=10.79.0.0/24",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",

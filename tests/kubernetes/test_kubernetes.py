@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.timeout(1500)
 _MANIFESTS = ROOT / "deploy" / "kubernetes"
 _CLIENT = (ROOT / "tests" / "pods" / "notebook_client.py").read_text()
 _AS_JOVYAN = ("setpriv", "--reuid=jovyan", "--regid=jovyan", "--init-groups", "env", "HOME=/home/jovyan")
+_WITHOUT_RIGHTS = "notebook-without-rights"
 _STEPS = """
 def step(number, state=__import__("os").urandom(8).hex()):
     with open("steps", "a") as steps:
@@ -72,13 +74,19 @@ def _assert_each_step_once(volume: Path) -> None:
 class _Notebook:
     """The StatefulSet of a notebook, with its volume and its token."""
 
-    def __init__(self, cluster: Kubernetes, resources: list[dict[str, Any]] | None = None) -> None:
-        """Start it, as the kustomization has it, or of the resources that a chart makes."""
+    def __init__(
+        self, cluster: Kubernetes, resources: list[dict[str, Any]] | None = None, kustomization: str = "notebook"
+    ) -> None:
+        """Start it, as a kustomization has it, or of the resources that a chart makes."""
         self.cluster = cluster
         self.volume = cluster.volume("lab", "100Gi")
+        self._becoming = _AS_JOVYAN
+        if kustomization == _WITHOUT_RIGHTS:
+            os.chown(self.volume, 1000, 1000)  # as storage that heeds fsGroup does; such folders do not
+            self._becoming = ()
         cluster.kubectl("create", "secret", "generic", "lab", "--from-literal=token=token")
         if resources is None:
-            cluster.applies_kustomization("notebook")
+            cluster.applies_kustomization(kustomization)
         else:
             cluster.apply(*resources)
         self.uid = ""
@@ -97,7 +105,7 @@ class _Notebook:
 
     def does(self, *words: str, check: bool = True) -> str:
         """Run a program in the pod, as the user whose notebooks they are."""
-        return self.cluster.kubectl("exec", "lab-0", "--", *_AS_JOVYAN, *words, check=check)
+        return self.cluster.kubectl("exec", "lab-0", "--", *self._becoming, *words, check=check)
 
     def run(self, cell: str) -> str:
         return self.does("python", "-c", _CLIENT, "token", "train.ipynb", cell).strip()
@@ -117,6 +125,16 @@ def _delete_pod(cluster: Kubernetes, node: str) -> None:
     cluster.kubectl("delete", "pods", "--selector=app in (lab, train)")
 
 
+@pytest.fixture
+def node_brokers(cluster: Kubernetes) -> Iterator[None]:
+    """A broker on each node."""
+    cluster.applies_kustomization("broker", "kube-system")
+    cluster.kubectl("rollout", "status", "daemonset/gpuckpt-broker", "--namespace=kube-system", "--timeout=240s")
+    yield
+    cluster.kubectl("delete", "statefulsets,pods", "--all", "--timeout=240s")
+    cluster.kubectl("delete", "daemonset/gpuckpt-broker", "--namespace=kube-system", "--timeout=240s")
+
+
 @pytest.mark.parametrize("installed", ["by kustomize", "by the chart"])
 def test_a_notebooks_kernel_goes_on_on_the_other_node_when_its_node_is_drained_or_its_pod_deleted(
     cluster: Kubernetes, request: pytest.FixtureRequest, installed: str
@@ -125,7 +143,28 @@ def test_a_notebooks_kernel_goes_on_on_the_other_node_when_its_node_is_drained_o
     if installed == "by the chart":
         chart: Chart = request.getfixturevalue("chart")
         resources = chart.renders({"seccomp": {"enabled": False}})  # the nodes have the profile already
-    lab = _Notebook(cluster, resources)
+    _goes_on_on_the_other_node(_Notebook(cluster, resources))
+
+
+@pytest.mark.usefixtures("node_brokers")
+def test_so_it_does_in_pods_without_any_right_where_the_nodes_have_brokers(cluster: Kubernetes) -> None:
+    lab = _Notebook(cluster, kustomization=_WITHOUT_RIGHTS)
+    server = lab.does("cat", "/proc/1/status")
+    assert "CapBnd:\t0000000000000000" in server
+    assert "Uid:\t1000\t1000\t1000\t1000" in server
+    _goes_on_on_the_other_node(lab)
+    # A broker that is updated leaves kernels as they are, and the next one serves them.
+    lab.run("here = 'saved'")
+    cluster.kubectl("rollout", "restart", "daemonset/gpuckpt-broker", "--namespace=kube-system")
+    cluster.kubectl("rollout", "status", "daemonset/gpuckpt-broker", "--namespace=kube-system", "--timeout=240s")
+    lab.run("%gpuckpt save --wait later")
+    lab.run("here = 'changed'")
+    lab.run("%gpuckpt restore later")
+    assert lab.run("print(here)") == "saved"
+
+
+def _goes_on_on_the_other_node(lab: _Notebook) -> None:
+    cluster = lab.cluster
     assert "Kernels can be saved and restored here." in lab.does("jupyter", "gpuckpt", "doctor", check=False)
     lab.run(_COUNTING)
     status = lab.run("print(open('/proc/self/status').read())")
