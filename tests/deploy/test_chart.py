@@ -24,6 +24,7 @@ from jupyter_gpuckpt.store.own_key import OwnKey
 _ROOT = CHART.parents[2]
 _BASE = _ROOT / "deploy" / "kubernetes"
 _FOLDERS = ("notebook", "seccomp", "job")
+_FOR_PODS_WITHOUT_RIGHTS = ("broker", "notebook-without-rights")
 _PAGE = _ROOT / "docs" / "kubernetes.md"
 _VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 _SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -55,6 +56,7 @@ _COMBINATIONS: dict[str, dict[str, Any]] = {
     },
     "nothing": _OFF,
 }
+_WITHOUT_RIGHTS = {"withRights": False, "broker": {"enabled": True}, "job": {"enabled": True}}
 
 
 _MADE_OF_VALUES = {
@@ -78,6 +80,7 @@ _MADE_OF_VALUES = {
     "serviceName: lab",
     "startupProbe: {httpGet: {path: /api, port: http}, periodSeconds: 2, failureThreshold: 60}",
     "terminationGracePeriodSeconds: 120",
+    "volumeName: gpuckpt-broker",
 }
 """Lines of deploy/kubernetes that stand otherwise in the templates."""
 
@@ -192,7 +195,8 @@ def _lines(files: Iterable[Path]) -> set[str]:
 
 def test_each_line_of_the_manifests_is_in_the_templates_or_made_of_values() -> None:
     """So nobody changes one of the two alone, where nothing renders the chart."""
-    files = [path for folder in _FOLDERS for path in (_BASE / folder).glob("*.yaml") if path.stem != "kustomization"]
+    folders = (*_FOLDERS, *_FOR_PODS_WITHOUT_RIGHTS)
+    files = [path for folder in folders for path in (_BASE / folder).glob("*.yaml") if path.stem != "kustomization"]
     assert _lines(files) - _lines((CHART / "templates").iterdir()) == _MADE_OF_VALUES
 
 
@@ -250,6 +254,36 @@ def test_whatever_is_switched_on_fits_kubernetes_schemas_and_has_the_same_rights
         for each in pod.get("initContainers", []):
             assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert each["securityContext"]["runAsUser"] == 1000
+
+
+def test_without_rights_it_makes_what_those_kustomizations_have(chart: Chart) -> None:
+    made = {(one["kind"], one["metadata"]["name"]): one for one in chart.renders(_WITHOUT_RIGHTS)}
+    for one in made.values():
+        for version in ("1.30", "1.34"):
+            kubernetes_validate.validate(one, version, strict=True)
+    broker = made["DaemonSet", "gpuckpt-broker"]
+    (told,) = yaml.safe_load_all((_BASE / "broker" / "daemonset.yaml").read_text())
+    _pod(told)["containers"][0]["image"] = "registry.example.com/gpuckpt:1"
+    assert broker["spec"] == told["spec"]
+    patches = yaml.safe_load((_BASE / "notebook-without-rights" / "kustomization.yaml").read_text())["patches"]
+    steps = {
+        step["path"].rpartition("/template/spec/")[2]: step["value"] for step in yaml.safe_load(patches[0]["patch"])
+    }
+    name = "default-lab-broker"
+    claim = steps["volumes/-"]["persistentVolumeClaim"]
+    claim["claimName"] = name
+    for pod in (_pod(made["StatefulSet", "lab"]), _pod(made["Job", "train"])):
+        (container,) = pod["containers"]
+        assert pod["securityContext"] == steps["securityContext"]
+        assert container["securityContext"] == steps["containers/0/securityContext"]
+        assert container["workingDir"] == steps["containers/0/workingDir"]
+        assert steps["containers/0/volumeMounts/-"] in container["volumeMounts"]
+        assert steps["volumes/-"] in pod["volumes"]
+    volume, claimed = yaml.safe_load_all((_BASE / "notebook-without-rights" / "broker-socket.yaml").read_text())
+    assert made["PersistentVolume", name]["spec"] == volume["spec"]
+    assert made["PersistentVolumeClaim", name]["spec"] == {**claimed["spec"], "volumeName": name}
+    # Nothing of it is made where no pod is.
+    assert [one["kind"] for one in chart.renders(_OFF | {"withRights": False})] == []
 
 
 def test_each_part_is_switched_on_and_off_by_itself(chart: Chart) -> None:

@@ -25,6 +25,15 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* Of what each node needs: nodes with GPUs are often closed to pods that use none. */}}
+{{- define "gpuckpt.nodeTolerations" -}}
+tolerations:
+- {key: nvidia.com/gpu, operator: Exists}
+{{- with without .Values.tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists") }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* Of a pod that saves what runs in it. */}}
 {{- define "gpuckpt.pod" -}}
 {{ include "gpuckpt.placement" . }}
@@ -34,6 +43,13 @@ tolerations: {{- toYaml . | nindent 0 }}
 terminationGracePeriodSeconds: {{ int .Values.gracePeriod }}
 enableServiceLinks: false
 securityContext:
+{{- if not .Values.withRights }}
+  runAsNonRoot: true
+  runAsUser: 1000
+  runAsGroup: 1000
+  fsGroup: 1000
+  supplementalGroups: [2042]  # gpuckpt, whom the broker serves
+{{- end }}
   # From the DaemonSet, or put on the nodes by whoever keeps them.
   seccompProfile: {type: Localhost, localhostProfile: gpuckpt.json}
 {{- with .Values.serviceAccountName }}
@@ -68,6 +84,7 @@ initContainers:
 {{- $_ := set $resources "limits" (merge $gpus ($resources.limits | default dict)) }}
 {{- end -}}
 image: {{ include "gpuckpt.image" . }}
+{{- if .Values.withRights }}
 securityContext:
   runAsUser: 0
   allowPrivilegeEscalation: false
@@ -75,6 +92,12 @@ securityContext:
   capabilities:
     drop: [ALL]
     add: [SYS_ADMIN, SYS_PTRACE, SYS_CHROOT, SETPCAP, SETUID, SETGID, CHECKPOINT_RESTORE, CHOWN]
+{{- else }}
+workingDir: /home/jovyan
+securityContext:
+  allowPrivilegeEscalation: false
+  capabilities: {drop: [ALL]}
+{{- end }}
 resources: {{- toYaml $resources | nindent 2 }}
 {{- with .Values.remote.existingSecret }}
 envFrom:
@@ -99,6 +122,14 @@ envFrom:
 {{- if .Values.remote.keysSecret }}
 - {name: keys, mountPath: /run/gpuckpt-keys}
 {{- end }}
+{{- if not .Values.withRights }}
+- {name: broker, mountPath: /run/gpuckpt, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{/* Volumes are of the cluster, so their names have to differ between namespaces. */}}
+{{- define "gpuckpt.broker" -}}
+{{ printf "%s-%s-broker" .Release.Namespace .Release.Name | quote }}
 {{- end }}
 
 {{- define "gpuckpt.volumes" -}}
@@ -114,6 +145,10 @@ envFrom:
   emptyDir: {medium: Memory}
 - name: keys-secret
   secret: {secretName: {{ . | quote }}}
+{{- end }}
+{{- if not .Values.withRights }}
+- name: broker
+  persistentVolumeClaim: {claimName: {{ include "gpuckpt.broker" . }}}
 {{- end }}
 {{- end }}
 
