@@ -205,10 +205,11 @@ class _Broker:
 
 def _user_at(connection: socket.socket) -> _User:
     pid, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    try:
-        return uid, os.stat(f"/proc/{pid}/ns/pid").st_ino  # noqa: PTH116
-    except OSError:  # it has ended
-        return uid, 0
+    with contextlib.suppress(OSError):  # it has ended
+        # Namespaces of pids that users make for themselves, as many as they like, are in user namespaces of theirs.
+        if os.path.samestat(os.stat(f"/proc/{pid}/ns/user"), os.stat("/proc/self/ns/user")):  # noqa: PTH116
+            return uid, os.stat(f"/proc/{pid}/ns/pid").st_ino  # noqa: PTH116
+    return uid, 0
 
 
 def _tell_systemd(what: str) -> None:

@@ -664,11 +664,33 @@ def test_a_user_cannot_fill_the_broker_s_log_at_will(bob: Person, machine: Machi
 
 def test_a_user_has_so_many_deputies_and_no_more(tmp_path: Path) -> None:
     with socket.socket() as listener:
-        broker = service._Broker(listener, CriuProgram((), (4, 2, 1), "", "system"), Register(tmp_path))
-        broker._deputies.update(dict.fromkeys(range(1, 257), 1000))
-        assert not broker._may_have_one_more(1000)
-        assert [broker._may_have_one_more(1001) for _ in range(1000)].count(True) < 1000  # nor so many at once
-        assert broker._may_have_one_more(1002)
+        program = CriuProgram((), (4, 2, 1), "", "system")
+        broker = service._Broker(listener, program, Register(tmp_path), with_containers=True)
+        broker._deputies.update(dict.fromkeys(range(1, 257), (1000, 1)))
+        assert not broker._may_have_one_more((1000, 1))
+        assert [broker._may_have_one_more((1001, 1)) for _ in range(1000)].count(True) < 1000  # nor so many at once
+        assert broker._may_have_one_more((1002, 1))
+        assert broker._may_have_one_more((1000, 2))  # in another container
+
+
+def test_a_namespace_of_ones_own_making_is_no_container_with_deputies_of_its_own(tmp_path: Path) -> None:
+    connecting = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); input()"
+    )
+    found = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        for namespaces in ([], ["--pid", "--fork"], ["--user", "--pid", "--fork"], ["--user", "--pid", "--fork"]):
+            argv = [*(["unshare", *namespaces] if namespaces else []), sys.executable, "-c", connecting]
+            with subprocess.Popen([*argv, str(tmp_path / "s")], stdin=subprocess.PIPE) as client:
+                with listener.accept()[0] as connection:
+                    found.append(service._user_at(connection))
+                client.communicate(b"\n")
+    plain, contained, *own = found
+    assert plain == (0, Path("/proc/self/ns/pid").stat().st_ino)
+    assert contained not in (plain, (0, 0))
+    assert {number for _, number in own} == {0}
 
 
 # -- what others see
