@@ -38,7 +38,7 @@ def refuse_without_own_libraries(program: CriuProgram) -> None:
         raise Unavailable(
             "The broker was not started.",
             f"For containers it needs a CRIU that comes with its own libraries, and {program.path} has none.",
-            "Run `jupyter gpuckpt setup` as root and unset GPUCKPT_CRIU, or leave out --containers.",
+            "Run `gpuckpt setup` as root and unset GPUCKPT_CRIU, or leave out --containers.",
         )
 
 

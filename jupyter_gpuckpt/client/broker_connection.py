@@ -302,7 +302,7 @@ def _no_broker(path: Path, why: str) -> Unavailable:
         named = " and ".join(f"CAP_{name}" for name in lacking)
         said = f"{said} None can run in this container, which lacks {named}."
         then = (
-            f"{to_add(lacking)} Or have the machine's broker serve containers (`jupyter gpuckpt broker install "
+            f"{to_add(lacking)} Or have the machine's broker serve containers (`gpuckpt broker install "
             f"--containers` there), and give this container its folder, {path.parent}, and its group."
         )
     return Unavailable("Kernels and jobs cannot be saved on this machine.", said, then)
