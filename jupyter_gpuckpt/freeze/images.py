@@ -637,7 +637,7 @@ def rewrite_files(
     datagrams = {
         (e.isk.src_port, _address(e.isk.src_addr))
         for e in _entries(raw, "file")
-        if e.HasField("isk") and e.isk.type == SOCK_DGRAM
+        if e.HasField("isk") and e.isk.type == SOCK_DGRAM and e.isk.src_port
     }
     written = {_path(e.reg) for e in _entries(raw, "file") if e.HasField("reg") and is_written(e.reg.flags)}
     for e in _entries(raw, "file"):

@@ -528,6 +528,7 @@ def test_connected_datagram_sockets_find_each_other_in_a_copy_and_after_a_restor
             for s in (one, other): s.bind((address, 0)); s.settimeout(150)
             one.connect(other.getsockname()); other.connect(one.getsockname())
             pairs.append((one, other))
+        unused = [socket.socket(family, socket.SOCK_DGRAM) for family in (socket.AF_INET, socket.AF_INET6)]
         def talk(one, other):
             one.send(b"there"); there = other.recv(5); other.send(b"and back")
             return there + one.recv(8)
@@ -537,6 +538,7 @@ def test_connected_datagram_sockets_find_each_other_in_a_copy_and_after_a_restor
     notebook.run("%gpuckpt restore here")
     for each in (notebook, copy):
         assert each.value("[talk(*pair) for pair in pairs]") == "[b'thereand back', b'thereand back']"
+        assert each.value("[one.getsockname()[1] for one in unused]") == "[0, 0]"
 
 
 MANY = 400
