@@ -48,7 +48,6 @@ class Container:
 
     Parameters
     ----------
-    first : its process 1, as the broker knows it, and when that started: no two containers have both.
     namespaces : descriptors of those that are entered, by their names in /proc/PID/ns.
     depth : how many namespaces of pids it is below the machine's first one.
     filter : the instructions of its filter of system calls; empty where it has none.
@@ -57,18 +56,12 @@ class Container:
     oom_score : how soon the system ends a process of it, where memory is short.
     """
 
-    first: tuple[int, int]
     namespaces: dict[str, int]
     depth: int
     filter: bytes
     python: str
     hidden: dict[str, bool]
     oom_score: str
-
-    @property
-    def name(self) -> str:
-        """What tells it from all others."""
-        return ".".join(map(str, self.first))
 
     def enter(self, but: Collection[str] = ()) -> None:
         """Enter its namespaces, but for those named; that of pids is its children's.
@@ -97,19 +90,26 @@ class Container:
         return processes.namespace_pids(pid)[self.depth]
 
     def outer(self, inner: int, among: Iterable[int]) -> int:
-        """Return which of these processes has this pid in the container; 0 where none has."""
+        """Return which of these sleepers is in the container and has this pid there; 0 where none is."""
         for pid in among:
             with contextlib.suppress(OSError):
                 pids = processes.namespace_pids(pid)
-                if pids[self.depth : self.depth + 1] == [inner] and self.has_made(pid):
+                if pids[self.depth : self.depth + 1] == [inner] and self.has(pid):
                     return pid
         return 0
 
-    def has_made(self, pid: int) -> bool:
-        """Tell whether a process is in a namespace of pids that is directly below the container's."""
-        with contextlib.suppress(OSError), contextlib.closing(_File(f"/proc/{pid}/ns/pid")) as namespace:
-            return _parent_is(namespace.fileno(), os.fstat(self.namespaces["pid"]))
-        return False
+    def has(self, sleeper: int) -> bool:
+        """Tell whether a sleeper's namespace of pids is directly below the container's.
+
+        Raises
+        ------
+        OSError : it has ended.
+        """
+        namespace = os.open(f"/proc/{sleeper}/ns/pid", os.O_RDONLY)
+        try:
+            return _parent_is(namespace, os.fstat(self.namespaces["pid"]))
+        finally:
+            os.close(namespace)
 
 
 def of(pid: int, sleepers: Collection[int]) -> Container:
@@ -144,7 +144,6 @@ def of(pid: int, sleepers: Collection[int]) -> Container:
                 raise _refused(pid, f"in another {kind} namespace than process 1 of its container")
         mounts.refuse_other_root(pid, namespaces["mnt"])
         found = Container(
-            first=(first, processes.start_time(first) or 0),
             namespaces=namespaces,
             depth=len(processes.namespace_pids(pid)) - 1,
             filter=_filter_of(pid, first),
@@ -244,17 +243,6 @@ def _hidden_in(pid: int) -> dict[str, bool]:
     if len(own) != 2:
         raise _refused(pid, "without a /proc and a /dev/shm of its own")
     return found
-
-
-class _File:
-    def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 def _parent_is(namespace: int, other: os.stat_result) -> bool:

@@ -258,7 +258,7 @@ class Deputy:
                 failure,
                 "The broker's administrator finds more in its log.",
             )
-        self._register.add(pid, peer.uid, _container_name(peer))
+        self._register.add(pid, peer.uid, peer.container is not None)
         self._take(peer, pid)
         return _as_seen_by(peer, pid)
 
@@ -289,7 +289,9 @@ class Deputy:
 
             process = hold(os.pidfd_open(pid))
             # Looked up while the process is held: its pid cannot be another's meanwhile.
-            known = self._register.has(pid, peer.uid, _container_name(peer))
+            known = self._register.has(pid, peer.uid, peer.container is not None)
+            if peer.container is not None and not peer.container.has(pid):
+                known = False
             namespaces = [hold(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)) for name in ("pid", "mnt")]
             if known and all(map(mounts.is_of_own_user_namespace, namespaces)):
                 own_mounts = ("/proc", "/dev/shm", self._images_at(peer))  # noqa: S108 - a sleeper's
@@ -491,10 +493,6 @@ def _folders_of(program: CriuProgram) -> Iterator[Path]:
     """Yield where criu, its loader and its libraries lie."""
     yield Path(program.path)
     yield from (path for word in program.argv for path in map(Path, word.split(":")) if path.is_absolute())
-
-
-def _container_name(peer: Peer) -> str:
-    return "" if peer.container is None else peer.container.name
 
 
 def _as_seen_by(peer: Peer, pid: int) -> int:

@@ -40,14 +40,17 @@ class Register:
     def _sleepers(self) -> Path:
         return self.folder / "sleepers"
 
-    def add(self, pid: int, uid: int, container: str = "") -> None:
-        """Note a sleeper that was started for a user, who may be one of a container."""
-        (self._sleepers / str(pid)).write_text(_entry(pid, uid, container))
+    def add(self, pid: int, uid: int, in_container: bool = False) -> None:
+        """Note a sleeper that was started for a user, of the machine or of a container."""
+        (self._sleepers / str(pid)).write_text(_entry(pid, uid, in_container))
 
-    def has(self, pid: int, uid: int, container: str = "") -> bool:
-        """Tell whether the process that has this pid now is a sleeper that was started for this user."""
+    def has(self, pid: int, uid: int, in_container: bool = False) -> bool:
+        """Tell whether the process that has this pid now is a sleeper that was started for this user.
+
+        Of which container it is, is not said.
+        """
         try:
-            return (self._sleepers / str(pid)).read_text() == _entry(pid, uid, container)
+            return (self._sleepers / str(pid)).read_text() == _entry(pid, uid, in_container)
         except OSError:
             return False
 
@@ -84,7 +87,7 @@ class Register:
         (self._sleepers / str(pid)).unlink(missing_ok=True)
 
 
-def _entry(pid: int, uid: int, container: str) -> str:
+def _entry(pid: int, uid: int, in_container: bool) -> str:
     """Return what tells one process of all that ever have its pid, and its user; nothing equals that of no process."""
-    of_container = f" {container}" if container else ""
-    return f"{processes.start_time(pid) or os.urandom(8).hex()} {uid}{of_container}"
+    where = " container" if in_container else ""
+    return f"{processes.start_time(pid) or os.urandom(8).hex()} {uid}{where}"

@@ -15,7 +15,7 @@ from jupyter_gpuckpt.broker.rights import NEEDED
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 _FOLDER = _DEPLOY / "kubernetes"
 _VERSIONS = ("1.30", "1.34")
-_NOT_RESOURCES = {"kustomization.yaml", "values.yaml"}
+_NOT_RESOURCES = {"kustomization.yaml", "values.yaml", "values-without-rights.yaml"}
 _WELL_USED = {"CAP_KILL", "CAP_SYS_RESOURCE"}  # the broker works without them
 _SEPARATE = {"CHOWN"}  # gpuckpt-start's, for a fresh volume
 
@@ -132,3 +132,18 @@ def test_the_hubs_servers_get_the_same_rights_and_time() -> None:
     whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "user"}, "spec": pod}
     for version in _VERSIONS:
         kubernetes_validate.validate(whole, version, strict=True)
+
+
+def test_the_hubs_servers_without_rights_are_as_the_notebook_without_rights() -> None:
+    values = yaml.safe_load((_FOLDER / "jupyterhub" / "values-without-rights.yaml").read_text())
+    told = yaml.safe_load((_FOLDER / "notebook-without-rights" / "kustomization.yaml").read_text())["patches"][0]
+    steps = {step["path"].rpartition("/template/spec/")[2]: step["value"] for step in yaml.safe_load(told["patch"])}
+    spawner = type("KubeSpawner", (), {})()
+    exec(values["hub"]["extraConfig"]["gpuckpt"], {"c": type("Config", (), {"KubeSpawner": spawner})})
+    user = values["singleuser"]
+    assert user["extraPodConfig"]["securityContext"] == steps["securityContext"]
+    assert spawner.container_security_context == steps["containers/0/securityContext"]
+    assert spawner.working_dir == steps["containers/0/workingDir"]
+    assert user["storage"]["extraVolumes"] == [steps["volumes/-"]]
+    assert user["storage"]["extraVolumeMounts"] == [steps["containers/0/volumeMounts/-"]]
+    assert (user["uid"], user["fsGid"]) == (1000, 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -263,8 +264,13 @@ import yaml
 c.JupyterHub.hub_ip = "0.0.0.0"
 c.JupyterHub.hub_connect_ip = "{address}"
 c.JupyterHub.spawner_class = "kubespawner.KubeSpawner"
+def merged(values, others):
+    both = isinstance(values, dict) and isinstance(others, dict)
+    return {{**values, **{{name: merged(values.get(name), one) for name, one in others.items()}}}} if both else others
 # As Zero to JupyterHub makes it of the values.
-values = yaml.safe_load(open("{values}"))
+values = {{}}
+for file in {values}:
+    values = merged(values, yaml.safe_load(open(file)))
 user = values["singleuser"]
 spawner = c.KubeSpawner
 spawner.namespace = "default"
@@ -278,8 +284,10 @@ spawner.mem_guarantee, spawner.mem_limit = user["memory"]["guarantee"], user["me
 spawner.storage_pvc_ensure = True
 spawner.storage_capacity = user["storage"]["capacity"]
 spawner.storage_access_modes = ["ReadWriteOnce"]
-spawner.volumes = [{{"name": "home", "persistentVolumeClaim": {{"claimName": "{{pvc_name}}"}}}}]
-spawner.volume_mounts = [{{"name": "home", "mountPath": user["storage"]["homeMountPath"]}}]
+home = {{"name": "home", "persistentVolumeClaim": {{"claimName": "{{pvc_name}}"}}}}
+spawner.volumes = [home, *user["storage"].get("extraVolumes", [])]
+mount = {{"name": "home", "mountPath": user["storage"]["homeMountPath"]}}
+spawner.volume_mounts = [mount, *user["storage"].get("extraVolumeMounts", [])]
 exec(values["hub"]["extraConfig"]["gpuckpt"])
 """
 
@@ -291,22 +299,39 @@ class _Place:
     environment: dict[str, str]
 
 
-@pytest.fixture
-def hub(cluster: Kubernetes) -> Iterator[Hub]:
-    """A hub outside of the cluster, whose servers are pods in it; this thread sees its network."""
-    control = cluster.control
-    values = _MANIFESTS / "jupyterhub" / "values.yaml"
+@contextlib.contextmanager
+def _hub(cluster: Kubernetes, *values: str) -> Iterator[Hub]:
+    """Start a hub outside of the cluster, whose servers are pods in it; this thread sees its network."""
+    control, files = cluster.control, [str(_MANIFESTS / "jupyterhub" / name) for name in values]
     with control.joined():
         folder = cluster.hosts.folder / "hubs"
         folder.mkdir(exist_ok=True)
         place = _Place(folder, control.entering(environment={"KUBECONFIG": str(cluster.config)}), {})
-        hub = Hub(place, config=_HUB.format(address=control.address, values=values))
-        yield hub
-        hub.close()
+        hub = Hub(place, config=_HUB.format(address=control.address, values=files))
+        try:
+            yield hub
+        finally:
+            hub.close()
 
 
-def test_a_hubs_notebook_goes_on_in_the_next_pod_on_the_other_node(cluster: Kubernetes, hub: Hub) -> None:
+def test_a_hubs_notebook_goes_on_in_the_next_pod_on_the_other_node(cluster: Kubernetes) -> None:
     volume = cluster.volume("alice", "100Gi")
+    with _hub(cluster, "values.yaml") as hub:
+        _goes_on_in_the_next_pod(cluster, hub, volume)
+
+
+@pytest.mark.usefixtures("node_brokers")
+def test_so_it_does_without_any_right_where_the_nodes_have_brokers(cluster: Kubernetes) -> None:
+    volume = cluster.volume("alice", "100Gi")
+    os.chown(volume, 1000, 1000)
+    cluster.apply(*yaml.safe_load_all((_MANIFESTS / _WITHOUT_RIGHTS / "broker-socket.yaml").read_text()))
+    with _hub(cluster, "values.yaml", "values-without-rights.yaml") as hub:
+        server = hub.start("alice").run("print(open('/proc/1/status').read())")
+        assert "CapBnd:\t0000000000000000" in server
+        _goes_on_in_the_next_pod(cluster, hub, volume)
+
+
+def _goes_on_in_the_next_pod(cluster: Kubernetes, hub: Hub, volume: Path) -> None:
 
     def node() -> str:
         (pod,) = cluster.get("pods", "--selector=component=singleuser-server")["items"]
