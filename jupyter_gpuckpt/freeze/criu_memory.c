@@ -28,6 +28,7 @@
 #ifdef __x86_64__
 #define _GNU_SOURCE
 #include "criu_locks.h"
+#include "criu_thread_files.h"
 #include "criu_threads.h"
 #include "criu_waits.h"
 
@@ -435,6 +436,7 @@ PUBLIC long ptrace(int request, ...)
 			make_twins();
 	} else if (request == PTRACE_DETACH) {
 		lock_again(pid);
+		open_thread_files(pid);
 	}
 	if (request < PTRACE_PEEKTEXT || request > PTRACE_PEEKUSR) {
 		long failed = trace(request, pid, address, data);

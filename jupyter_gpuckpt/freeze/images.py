@@ -11,6 +11,7 @@ import fcntl
 import ipaddress
 import mmap
 import os
+import re
 import shutil
 import socket
 import stat
@@ -33,6 +34,7 @@ _MAP_KIND, _MAP_DROPPABLE = 0x0F, 0x08  # mmap(2); its pages may go at any time,
 _EMPTY = 8  # bytes of an image without entries
 _LINKED, _GHOST = 0, 1  # criu's images/remap-file-path.proto
 _BOTH = 3  # criu's images/sk-opts.proto
+_OF_THREAD = re.compile(r"/proc/(?P<process>\d+)/task/(?P<thread>\d+)(?P<rest>(/\w+)*)", re.ASCII)
 _GHOST_MAGIC = struct.pack("<II", 0x54564319, 0x52583605)  # criu/include/magic.h
 
 _U32 = descriptor_pb2.FieldDescriptorProto.TYPE_UINT32
@@ -469,6 +471,49 @@ def terminals(images: Path) -> set[int]:
     return {e.pty.index for e in _entries(raw, "tty") if e.HasField("pty")}
 
 
+@dataclass(frozen=True)
+class ThreadFile:
+    """A file or folder of /proc about a thread that is not its process's first, as `pid` has it open by `fd`.
+
+    Attributes
+    ----------
+    flags : as open(2) has them.
+    """
+
+    pid: int
+    fd: int
+    flags: int
+    path: str
+
+
+def thread_files(images: Path) -> list[ThreadFile]:
+    """Return the files of /proc about threads of the tree that it has open: threads are made after criu opens files."""
+    opened = {
+        e.id: e.reg
+        for e in _entries((images / "files.img").read_bytes(), "file")
+        if e.HasField("reg") and _of_first_thread(_path(e.reg)) is not None
+    }
+    if not opened:
+        return []
+    tree = _tree((images / "pstree.img").read_bytes())
+    threads = {thread for e in tree.values() for thread in e.threads}
+    found = []
+    for pid in tree:
+        for fd, file in _opened(images, pid).items():
+            match = _OF_THREAD.fullmatch(_path(opened[file])) if file in opened else None
+            if match is not None and int(match["thread"]) in threads:
+                found.append(ThreadFile(pid, fd, opened[file].flags, match.string))
+    return found
+
+
+def _of_first_thread(path: str) -> str | None:
+    """Return the same of its process's first thread for a file of /proc about another thread; None for other files."""
+    match = _OF_THREAD.fullmatch(path)
+    if match is None or match["thread"] == match["process"]:
+        return None
+    return f"/proc/{match['process']}/task/{match['process']}{match['rest']}"
+
+
 def _opened(images: Path, pid: int) -> dict[int, int]:
     """Return the ids of what a saved process has open, by descriptor; nothing for one that has ended."""
     try:
@@ -620,6 +665,8 @@ def rewrite_files(
 ) -> None:
     """Copy ``files.img`` with other ports, abstract socket names, and files as they are now.
 
+    Files of /proc about a thread are those about its process's first one: criu opens files before it makes threads.
+
     Parameters
     ----------
     port : gives the new port for a bound one (listening TCP, or UDP).
@@ -656,6 +703,8 @@ def rewrite_files(
         elif e.HasField("usk") and (path := _socket_path(e.usk)) is not None:
             end = e.usk.name[len(os.fsencode(path)) :]
             e.usk.name = os.fsencode(socket_path(path)) + end
+        if e.HasField("reg") and (first := _of_first_thread(_path(e.reg))) is not None:
+            e.reg.name = os.fsencode(first)
         if e.HasField("reg") and e.id in nameless:
             e.reg.name = os.fsencode(deleted(_path(e.reg)))
         elif e.HasField("reg") and (now := found(_path(e.reg))) is not None:

@@ -510,6 +510,32 @@ def test_descriptors_that_are_no_files(notebook: Notebook) -> None:
     )
 
 
+def test_files_of_proc_about_a_thread(notebook: Notebook) -> None:
+    """Of one that runs, and of one that has ended: chDB has such a file open for each of its threads."""
+    notebook.run("""
+        import os, threading
+        opened, done = {}, threading.Event()
+        def work(name):
+            os.write(own := os.open("/proc/thread-self/comm", os.O_RDWR), name.encode()); os.close(own)
+            opened[name] = open("/proc/thread-self/comm", "rb"), os.open("/proc/thread-self", os.O_RDONLY)
+            opened[name][0].read(3)
+        ended = threading.Thread(target=work, args=["ended"]); ended.start(); ended.join()
+        running = threading.Thread(target=lambda: [work("running"), done.wait()]); running.start()
+        while "running" not in opened: pass
+        comm, folder = opened["running"]
+        flags = lambda: [os.get_inheritable(fd) for fd in (comm.fileno(), folder)]
+        os.set_inheritable(folder, True)
+    """)
+    look = "os.pread(comm.fileno(), 99, 0), comm.tell(), 'stat' in os.listdir(folder), flags()"
+    before = value(notebook, look)
+    save(notebook)
+    notebook.run("comm.close(); os.close(folder)")
+    for how in ("", " --in-place"):
+        notebook.run(f"%gpuckpt restore here{how}")
+        assert value(notebook, look) == before == "(b'running\\n', 3, True, [False, True])"
+    notebook.run("done.set(); running.join()")
+
+
 def test_descriptors_that_are_on_their_way_and_those_of_processes(notebook: Notebook) -> None:
     """What one process has sent another by a Unix socket and is not received yet; pidfd, as asyncio uses it."""
     notebook.run("""

@@ -105,17 +105,24 @@ async def dump(
 
 
 async def restore(
-    space: Namespace, program: CriuProgram, images: Path, inside: Path, failure: GpuckptError, left: criu.Left
+    space: Namespace,
+    program: CriuProgram,
+    images: Path,
+    inside: Path,
+    failure: GpuckptError,
+    left: criu.Left,
+    environment: Mapping[str, str],
 ) -> None:
     """Have criu restore the tree in `images` (`inside` to the namespace), and leave it, as asked, to process 1.
 
+    `environment` is what our library in criu is told besides; the broker's criu is told nothing.
     When criu fails, `failure` is raised with its words. It may be cancelled.
     """
     seconds = settings.criu_timeout(sum(image.stat().st_size for image in images.iterdir()))
     if space.deputy is None:
         arguments = criu.restore_arguments(inside, inside / criu.RESTORE_LOG, left)
         more = await asyncio.to_thread(mapped_locks.asked_for, images)
-        run = _run(space, program, arguments, more, seconds)
+        run = _run(space, program, arguments, {**environment, **more}, seconds)
     else:
         # As the sleeper sees it: the system lets a folder be mounted only where it is mounted already.
         where = space.path(str(inside))

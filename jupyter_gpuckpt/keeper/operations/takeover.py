@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...client.sleep_record import ASLEEP
 from ...errors import RestoreFailed
-from ...freeze import criu, cuda, images, parking_channel, random_state
+from ...freeze import criu, cuda, images, parking_channel, random_state, thread_files
 from ...freeze.criu_program import CriuProgram
 from ...freeze.nccl import Communicators
 from ...freeze.new_connections import NewConnections
@@ -67,6 +67,8 @@ class Coming:
     memory: StraightMemory | None = None
     """What of the host memory criu's images lack, where nothing runs before it is there."""
     watch: Stopwatch = field(default_factory=Stopwatch)
+    environment: dict[str, str] = field(default_factory=dict)
+    """What our library in criu is told: of the images as they were saved, before they are made ready."""
 
     @property
     def space(self) -> Namespace:
@@ -89,7 +91,7 @@ class Coming:
         """Have criu restore the processes, and leave them as asked. It may be cancelled."""
         failure = RestoreFailed("The snapshot could not be restored.")
         inside = Path(self.new.files_inside, CRIU_IMAGES)
-        await criu_run.restore(self.space, self.program, self.images, inside, failure, left)
+        await criu_run.restore(self.space, self.program, self.images, inside, failure, left, self.environment)
         self.notes.extend(await asyncio.to_thread(lost_locks, self.images, self.space.path("/"), self.space.outer))
 
     async def have_memory(self) -> None:
@@ -373,6 +375,7 @@ def _make_ready(coming: Coming, places: Places, connected: Mapping[int, images.N
     work, space = coming.images, coming.space
     for pid in processes_of(coming.manifest).cuda:
         parking_channel.make_fifos(space.run_dir, pid)  # one that was to park may have them open, and not have parked
+    coming.environment.update(thread_files.asked_for(work))
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
     for path in map(places.socket_path, images.socket_paths(work)):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
