@@ -88,6 +88,7 @@ class Deputy:
     ) -> None:
         self._connection, self._program, self._register = connection, program, register
         self._with_containers = with_containers
+        self._environment = program.environment()  # found where it is, not where criu will run
         self._pid, self._pidfd = 0, -1
         self._namespaces: list[int] = []
 
@@ -384,7 +385,7 @@ class Deputy:
         for descriptor in (1, 2):
             os.dup2(out, descriptor)
         environment = {
-            **self._program.environment(),
+            **self._environment,
             **more,
             # criu, which this process is about to be, keeps it open; its script inherits nothing.
             "GPUCKPT_SNAPSHOT": f"/proc/{os.getpid()}/fd/{_SNAPSHOT}",

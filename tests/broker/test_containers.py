@@ -21,7 +21,7 @@ from notebooks import wait_until
 from people import Machine, Person
 from test_mount_namespaces import ASK, sleeper_of
 
-from jupyter_gpuckpt import settings
+from jupyter_gpuckpt import installed, settings
 from jupyter_gpuckpt.broker import containers
 from jupyter_gpuckpt.linux import processes
 
@@ -149,10 +149,21 @@ def test_a_kernel_in_a_container_is_saved_and_restored_in_it(machine: Machine, c
     assert "gpuckpt-images" not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_a_container_needs_neither_a_filter_nor_a_criu(person: Callable[..., Person]) -> None:
-    without_criu = f"mount -t tmpfs none .{settings.criu_prefix()}"
-    alice = person("alice", confined=in_container(without_criu), rights=_NO_RIGHTS)
+_WITHOUT_CRIU = """
+mount -t tmpfs none .{prefix}
+mkdir freeze
+cp -a .{freeze}/*.py .{freeze}/*.sh freeze
+mount --bind freeze .{freeze}
+"""
+
+
+@pytest.mark.parametrize("filters", [0, 1])
+def test_a_container_needs_no_criu_of_its_own(person: Callable[..., Person], filters: int) -> None:
+    """Nor our library in it; it may have a filter of system calls, or none."""
+    image = _WITHOUT_CRIU.format(prefix=settings.criu_prefix(), freeze=installed.CRIU_SOCKETS_LIBRARY.parent)
+    alice = person("alice", confined=in_container(image), rights=_NO_RIGHTS, wrapper=filtered(filters))
     assert alice.does("import os", f"os.listdir({str(settings.criu_prefix())!r})") == []
+    assert not alice.does(f"os.path.exists({str(installed.CRIU_SOCKETS_LIBRARY)!r})")
     alice.starts_kernel()
     alice.runs("x = 1")
     alice.runs("%gpuckpt save here")
