@@ -68,6 +68,16 @@ class Cause(Enum):
         "Control messages in queue",
         "Have the {kernel} read what waits in its Unix sockets with SO_PASSCRED, and try again.",
     )
+    PACKETS = (
+        "packetized mode",
+        "A pipe of the {kernel} keeps packets apart (pipe2 with O_DIRECT), which CRIU cannot save: close it and try "
+        "again.",
+    )
+    SHARED_MEMORY = (
+        "Can't make VM id",
+        "A child of the {kernel} shares all memory with its parent (clone with CLONE_VM), which CRIU cannot save: end "
+        "it and try again.",
+    )
     SECRET_MEMORY = ("/secretmem", "End the process that uses memfd_secret, and try again.")
     OTHER_ROOT = (
         "Unable to connect a transport socket",

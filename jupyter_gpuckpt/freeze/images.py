@@ -100,7 +100,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("old_seccomp_mode", 11, _U32, ""),
         ("old_seccomp_filter", 12, _U32, ""),
     ],
-    "thread": [("seccomp_mode", 11, _U32, ""), ("seccomp_filter", 12, _U32, "")],
+    "thread": [("pdeath_sig", 8, _U32, ""), ("seccomp_mode", 11, _U32, ""), ("seccomp_filter", 12, _U32, "")],
     "core": [("tc", 3, _MESSAGE, "task"), ("thread_core", 5, _MESSAGE, "thread")],
     "filter": [("filter", 1, _BYTES, "")],
     "seccomp": [("seccomp_filters", 1, _MESSAGE, "filter")],
@@ -769,6 +769,24 @@ def drop_filter(images: Path, code: bytes) -> None:
         made = path.with_suffix(".new")
         made.write_bytes(bytes(out))
         made.replace(path)
+
+
+def outlive_parent(images: Path) -> None:
+    """Have the first process of the tree, and all its threads, not be told of its parent's end (PR_SET_PDEATHSIG).
+
+    Its parent is criu, which ends when it is restored; and that signal ends most programs. What is its parent otherwise,
+    process 1, takes it along. The images may be links to the snapshot's own, which stay as they are.
+    """
+    tree = _tree((images / "pstree.img").read_bytes())
+    first = next(e for e in tree.values() if e.ppid not in tree)
+    for thread in first.threads:
+        path = images / f"core-{thread}.img"
+        (core,) = _entries(raw := path.read_bytes(), "core")
+        if core.thread_core.pdeath_sig:
+            core.thread_core.ClearField("pdeath_sig")
+            made = path.with_suffix(".new")
+            made.write_bytes(raw[:8] + _packed(core))
+            made.replace(path)
 
 
 def highest_id(images: Path) -> int:

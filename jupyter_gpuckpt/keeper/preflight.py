@@ -129,6 +129,12 @@ def _obstacles(pid: int, kernel: int) -> Iterator[tuple[str, str]]:
                 "multiprocessing.shared_memory instead, and try again."
             ),
         )
+    if processes.program(pid).startswith("/memfd:"):
+        yield "runs a program that lies in memory alone (memfd_create)", "End it, and try again."
+    if processes.lacks_first_thread(pid):
+        yield "goes on without its first thread", "End it, and try again."
+    elif apart := processes.own_of_threads(pid):
+        yield f"has a thread with {' and '.join(apart)} of its own", "End it, and try again."
     opened = set(processes.open_files(pid))
     if "anon_inode:[io_uring]" in opened:
         yield _io_uring(processes.with_text(pid, _IO_URING))

@@ -17,6 +17,8 @@ _libc = ctypes.CDLL(None)
 _PF_EXITING = 0x4
 _LOOK = 0.001  # seconds
 _LARGEST = 1 << 30  # bytes
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine, -1)  # asm/unistd.h
+_OF_THREADS = {2: "open files", 3: "a working folder"}  # linux/kcmp.h: KCMP_FILES, KCMP_FS
 
 
 def start_time(pid: int) -> int | None:
@@ -113,6 +115,36 @@ def _threads(pid: int) -> Iterator[list[str]]:
             with contextlib.suppress(OSError):
                 stat = proc.read(f"/proc/{pid}/task/{thread}/stat")
                 yield stat[stat.rindex(")") + 2 :].split()
+
+
+def lacks_first_thread(pid: int) -> bool:
+    """Tell whether the first thread of a process has ended, and others go on (pthread_exit(3) in `main`)."""
+    with contextlib.suppress(OSError):
+        return status(pid)["State"].startswith("Z") and _executes(pid)
+    return False
+
+
+def own_of_threads(pid: int) -> list[str]:
+    """Return what threads of a process have each for themselves (unshare(2)): open files, a working folder.
+
+    Nothing where it may not be looked into.
+    """
+    with contextlib.suppress(OSError):
+        others = [thread for thread in os.listdir(f"/proc/{pid}/task") if thread != str(pid)]  # noqa: PTH208
+        return [
+            what for kind, what in _OF_THREADS.items() if any(_is_apart(pid, int(thread), kind) for thread in others)
+        ]
+    return []
+
+
+def _is_apart(pid: int, thread: int, kind: int) -> bool:
+    """Tell whether a thread has not the same as its process's first one; one that is on its way out has nothing."""
+    if _libc.syscall(_KCMP, pid, thread, kind, 0, 0) <= 0:
+        return False
+    with contextlib.suppress(OSError):
+        stat = proc.read(f"/proc/{pid}/task/{thread}/stat")
+        return not int(stat[stat.rindex(")") + 2 :].split()[6]) & _PF_EXITING
+    return False
 
 
 def stopped(pids: Iterable[int]) -> list[int]:
@@ -276,6 +308,13 @@ def _has_one(path: str, texts: Sequence[bytes]) -> bool:
             return len(content) <= _LARGEST and any(content.find(text) >= 0 for text in texts)
     except (OSError, ValueError):  # it is gone, or empty
         return False
+
+
+def program(pid: int) -> str:
+    """Return the path of the program that a process runs; nothing when it is gone, or is another's."""
+    with contextlib.suppress(OSError):
+        return str(Path(f"/proc/{pid}/exe").readlink())
+    return ""
 
 
 def open_files(pid: int) -> Iterator[str]:

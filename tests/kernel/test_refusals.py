@@ -128,6 +128,42 @@ def test_what_criu_would_only_refuse_in_the_middle_of_a_save_is_named_before(
     saves_and_restores(notebook)
 
 
+def test_processes_and_threads_of_which_criu_would_only_save_a_part_are_named_before(
+    notebook: Notebook, cannot_save: Callable[[], Answer]
+) -> None:
+    """Threads with a folder or open files of their own, as in Samba; no first thread; a program in memory, as runc's."""
+    notebook.run("""
+        import ctypes, os, subprocess, sys, threading, time
+        libc = ctypes.CDLL(None)
+        def apart(what, ready, done):
+            if libc.unshare(what) == 0: ready.set()
+            done.wait()
+        def thread_with(what):
+            ready, done = threading.Event(), threading.Event()
+            thread = threading.Thread(target=apart, args=(what, ready, done)); thread.start(); ready.wait()
+            return lambda: (done.set(), thread.join())
+        end = thread_with(0x200)  # CLONE_FS
+    """)
+    assert "has a thread with a working folder of its own, which CRIU cannot save" in cannot_save().text
+    notebook.run("end(); end = thread_with(0x400)  # CLONE_FILES")
+    assert "has a thread with open files of its own, which CRIU cannot save" in cannot_save().text
+    notebook.run("""
+        end()
+        program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[1000]).start()"
+        child = subprocess.Popen([sys.executable, "-c", program + "; ctypes.CDLL(None).syscall(60, 0)"])  # exit
+        while open(f"/proc/{child.pid}/stat").read().rpartition(")")[2].split()[0] != "Z": time.sleep(0.01)
+    """)
+    assert "goes on without its first thread, which CRIU cannot save" in cannot_save().text
+    notebook.run("""
+        child.kill(); child.wait()
+        memory = os.memfd_create("program"); os.write(memory, open("/bin/sleep", "rb").read())
+        child = subprocess.Popen(["sleep", "1000"], executable=f"/proc/self/fd/{memory}", pass_fds=[memory])
+    """)
+    assert "runs a program that lies in memory alone (memfd_create), which CRIU cannot save" in cannot_save().text
+    notebook.run("child.kill(); child.wait(); os.close(memory)")
+    saves_and_restores(notebook)
+
+
 class traced:  # noqa: N801 - used as a function
     """Trace a process from this one, as a debugger does; it keeps running."""
 

@@ -259,9 +259,10 @@ def test_processor_time_goes_on_from_the_save(notebook: Notebook) -> None:
 
 def test_signal_handlers(notebook: Notebook) -> None:
     notebook.run("""
-        import os, signal, threading
+        import ctypes, os, signal, threading
         got = []
         signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+        ctypes.CDLL(None).prctl(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG: when its parent ends, as criu does
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
     """)

@@ -377,6 +377,7 @@ def _make_ready(coming: Coming, places: Places, connected: Mapping[int, images.N
         parking_channel.make_fifos(space.run_dir, pid)  # one that was to park may have them open, and not have parked
     coming.environment.update(thread_files.asked_for(work))
     images.rewrite_tree(work / "pstree.img", work / "pstree.img")
+    images.outlive_parent(work)
     for path in map(places.socket_path, images.socket_paths(work)):
         # Python's multiprocessing binds sockets in folders that it deletes with the process that made them.
         space.path(str(path.parent)).mkdir(mode=0o700, parents=True, exist_ok=True)
