@@ -774,8 +774,8 @@ def drop_filter(images: Path, code: bytes) -> None:
 def outlive_parent(images: Path) -> None:
     """Have the first process of the tree, and all its threads, not be told of its parent's end (PR_SET_PDEATHSIG).
 
-    Its parent is criu, which ends when it is restored; and that signal ends most programs. What is its parent otherwise,
-    process 1, takes it along. The images may be links to the snapshot's own, which stay as they are.
+    Its parent is criu, which ends when it is restored; and that signal ends most programs. Process 1, its parent from
+    then on, takes it along when it ends. The images may be links to the snapshot's own, which stay as they are.
     """
     tree = _tree((images / "pstree.img").read_bytes())
     first = next(e for e in tree.values() if e.ppid not in tree)

@@ -131,7 +131,7 @@ def test_what_criu_would_only_refuse_in_the_middle_of_a_save_is_named_before(
 def test_processes_and_threads_of_which_criu_would_only_save_a_part_are_named_before(
     notebook: Notebook, cannot_save: Callable[[], Answer]
 ) -> None:
-    """Threads with a folder or open files of their own, as in Samba; no first thread; a program in memory, as runc's."""
+    """Threads with a folder or files of their own, as in Samba; no first thread; a program in memory, as runc's."""
     notebook.run("""
         import ctypes, os, subprocess, sys, threading, time
         libc = ctypes.CDLL(None)
