@@ -192,7 +192,7 @@ SHARED_STORE_FROM := user-mode-linux nfs-kernel-server nfs-common rpcbind libtir
 	@touch $@
 
 .PHONY: test-pods
-test-pods: setup .venv/pods-ready
+test-pods: setup .venv/pods-ready .venv/hub-ready
 	@$(BIN)/python -m pytest tests/pods $(PODS)
 
 .venv/pods-ready: $(READY)

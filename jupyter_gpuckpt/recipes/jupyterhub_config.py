@@ -25,6 +25,7 @@ c.Spawner.environment.update(
 # How many seconds a server has to stop before it is killed. Spawners that you do not use ignore their line.
 c.LocalProcessSpawner.interrupt_timeout = 120
 c.KubeSpawner.delete_grace_period = 120  # with the default, 1, kernels are lost
+c.DockerSpawner.extra_create_kwargs.update({"stop_timeout": 120})  # with Docker's own, 10, kernels are lost
 c.SystemdSpawner.unit_extra_properties.update({"KillMode": "mixed", "TimeoutStopSec": "120"})
 
 # Servers that nobody has used for an hour are stopped. Leave this out if you have a culler already.

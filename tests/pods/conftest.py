@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from podman import ROOT, Podman
+
+sys.path.append(str(Path(__file__).parents[1] / "hub"))
+
+from podman import ROOT, MachinesBroker, Podman
 
 PROGRAMS = ("podman", "crun", "debootstrap")
 
@@ -33,3 +37,11 @@ def podman(built: Podman) -> Iterator[Podman]:
     built.remove_all()
     yield built
     built.remove_all()
+
+
+@pytest.fixture
+def machines_broker(podman: Podman) -> Iterator[MachinesBroker]:
+    """A broker for the containers of one test."""
+    broker = MachinesBroker(podman)
+    yield broker
+    broker.close()

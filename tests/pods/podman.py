@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["IMAGE", "PAUSE", "Podman"]
+from notebooks import wait_until
+
+__all__ = ["IMAGE", "PAUSE", "MachinesBroker", "Podman"]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/gpuckpt"
@@ -90,11 +96,7 @@ class Podman:
         inside = ["nsenter", f"--target={self._mounts.pid}", "--mount", "sh", "-c", 'cd / && exec podman "$@"', "sh"]
         done = subprocess.run(
             [*inside, *words],
-            env=os.environ
-            | {
-                "CONTAINERS_CONF": str(self.folder / "containers.conf"),
-                "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
-            },
+            env=self._environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -104,6 +106,22 @@ class Podman:
         )
         assert done.returncode == 0 or not check, f"podman {' '.join(words)}:\n{done.stdout}"
         return done.stdout
+
+    @contextlib.contextmanager
+    def serves(self, api: Path) -> Iterator[None]:
+        """Answer as Docker does, at a socket."""
+        inside = ["nsenter", f"--target={self._mounts.pid}", "--mount", "podman"]
+        serving = ["system", "service", "--time=0", f"unix://{api}"]
+        with subprocess.Popen([*inside, *serving], env=self._environment()) as service:
+            try:
+                wait_until(api.exists)
+                yield
+            finally:
+                service.terminate()
+
+    def _environment(self) -> dict[str, str]:
+        files = {"CONTAINERS_CONF": "containers.conf", "CONTAINERS_STORAGE_CONF": "storage.conf"}
+        return os.environ | {name: str(self.folder / file) for name, file in files.items()}
 
     def build(self, image: str = IMAGE, extras: str = "") -> None:
         """Build the image, with further packages, unless that of these sources is there."""
@@ -158,6 +176,30 @@ class Podman:
         """End and remove every container of these tests."""
         self.does("pod", "rm", "-f", "-a", check=False)
         self.does("rm", "-f", "-t", "0", "-a", check=False)
+
+
+class MachinesBroker:
+    """A broker for containers, in one that sees the machine's processes."""
+
+    def __init__(self, podman: Podman, image: str = IMAGE) -> None:
+        self._podman = podman
+        self.folder = Path(tempfile.mkdtemp(prefix="gpuckpt-broker-", dir="/run"))
+        self.folder.chmod(0o755)
+        seeing = ["--privileged", "--pid=host", "--cgroupns=host", "-v", "/sys/fs/cgroup:/sys/fs/cgroup"]
+        own = ["-v", f"{self.folder}:/run/gpuckpt", "--network", "none", "--entrypoint", "/opt/jupyter/bin/python"]
+        broker = ["-I", "-m", "jupyter_gpuckpt.broker", "gpuckpt", "--containers"]
+        podman.does("run", "-d", "--name", "broker", *seeing, *own, image, *broker)
+        wait_until((self.folder / "broker.sock").exists)
+        self.group = (self.folder / "broker.sock").stat().st_gid
+
+    @property
+    def options(self) -> list[str]:
+        """Those of podman's for a container that it serves."""
+        return ["--user", "1000:1000", "--group-add", str(self.group), "-v", f"{self.folder}:/run/gpuckpt:ro"]
+
+    def close(self) -> None:
+        self._podman.does("rm", "-f", "-t", "5", "broker")
+        shutil.rmtree(self.folder)
 
 
 def _state_of_sources() -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from notebooks import wait_until
-from podman import IMAGE, ROOT, Podman
+from podman import IMAGE, ROOT, MachinesBroker, Podman
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -164,30 +162,13 @@ def _assert_it_goes_on_whenever_it_is_started(podman: Podman) -> None:
     assert len({secret for _, secret in taken}) == 1
 
 
-@pytest.fixture
-def machines_broker(podman: Podman) -> Iterator[list[str]]:
-    """A broker for containers, in one that sees the machine's processes; options of those that it serves."""
-    folder = Path(tempfile.mkdtemp(prefix="gpuckpt-broker-", dir="/run"))
-    seeing = ["--privileged", "--pid=host", "--cgroupns=host", "-v", "/sys/fs/cgroup:/sys/fs/cgroup"]
-    broker = ["-m", "jupyter_gpuckpt.broker", "gpuckpt", "--containers"]
-    own = ["-v", f"{folder}:/run/gpuckpt", "--network", "none", "--entrypoint", "/opt/jupyter/bin/python"]
-    podman.does("run", "-d", "--name", "broker", *seeing, *own, IMAGE, "-I", *broker)
-    try:
-        wait_until((folder / "broker.sock").exists)
-        group = str((folder / "broker.sock").stat().st_gid)
-        yield ["--user", "1000:1000", "--group-add", group, "-v", f"{folder}:/run/gpuckpt:ro"]
-    finally:
-        podman.does("rm", "-f", "-t", "5", "broker")
-        shutil.rmtree(folder)
-
-
 def test_a_container_without_any_right_has_its_job_back_by_the_machines_broker(
-    podman: Podman, home: Path, machines_broker: list[str]
+    podman: Podman, home: Path, machines_broker: MachinesBroker
 ) -> None:
     (home / "train.py").write_text(_TRAIN)
     shutil.chown(home, 1000, 1000)
     options = ["--cap-drop", "all", "--security-opt", "no-new-privileges", "-w", "/home/jovyan", "--network", "none"]
-    options += ["--security-opt", f"seccomp={podman.profile}", "-v", f"{home}:/home/jovyan", *machines_broker]
+    options += ["--security-opt", f"seccomp={podman.profile}", "-v", f"{home}:/home/jovyan", *machines_broker.options]
     doctor = podman.does("run", "--rm", *options, IMAGE, "jupyter", "gpuckpt", "doctor", check=False)
     assert doctor.strip().endswith("Kernels can be saved and restored here.")
     job = ["jupyter", "gpuckpt", "run", "train", "--", "python", "-u", "train.py"]
