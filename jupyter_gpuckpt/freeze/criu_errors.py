@@ -78,6 +78,10 @@ class Cause(Enum):
         "A child of the {kernel} shares all memory with its parent (clone with CLONE_VM), which CRIU cannot save: end "
         "it and try again.",
     )
+    RENAMED_SOCKET = (
+        "Unable too cut",  # these are criu's words
+        "A Unix socket of the {kernel} was renamed after it was bound, which CRIU cannot save: close it and try again.",
+    )
     SECRET_MEMORY = ("/secretmem", "End the process that uses memfd_secret, and try again.")
     OTHER_ROOT = (
         "Unable to connect a transport socket",

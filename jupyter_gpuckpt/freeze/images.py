@@ -84,6 +84,7 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
         ("type", 3, _U32, ""),
         ("peer", 8, _U32, ""),
         ("name", 11, _BYTES, ""),
+        ("name_dir", 14, _BYTES, ""),
         ("deleted", 15, _BOOL, ""),
     ],
     "file": [
@@ -645,7 +646,8 @@ def socket_paths(images: Path) -> set[Path]:
 
 def _socket_path(usk: Any) -> Path | None:
     name = os.fsdecode(usk.name.rstrip(b"\0"))
-    return Path(name) if name.startswith("/") and not usk.deleted else None
+    path = os.path.normpath(os.path.join(os.fsdecode(usk.name_dir), name))  # noqa: PTH118 - it may be a relative one
+    return Path(path) if name and path.startswith("/") and not usk.deleted else None
 
 
 def _listens(isk: Any) -> bool:
@@ -694,15 +696,15 @@ def rewrite_files(
             _close(e.isk)
         elif e.HasField("isk") and e.isk.src_port:
             e.isk.src_port = port(e.isk.src_port)
-            if (e.isk.dst_port, _address(e.isk.dst_addr)) in datagrams:
+            if e.isk.type == SOCK_DGRAM and _leads_to_one(e.isk, datagrams):
                 e.isk.dst_port = port(e.isk.dst_port)
         if e.HasField("tfd"):
             _let_go_on(e.tfd)
         if e.HasField("usk") and e.usk.name[:1] == b"\0":
             e.usk.name = b"\0" + abstract_name(e.usk.name[1:])
-        elif e.HasField("usk") and (path := _socket_path(e.usk)) is not None:
-            end = e.usk.name[len(os.fsencode(path)) :]
-            e.usk.name = os.fsencode(socket_path(path)) + end
+        elif e.HasField("usk") and (path := _socket_path(e.usk)) is not None and (to := socket_path(path)) != path:
+            e.usk.name = os.fsencode(to) + e.usk.name[len(e.usk.name.rstrip(b"\0")) :]
+            e.usk.ClearField("name_dir")
         if e.HasField("reg") and (first := _of_first_thread(_path(e.reg))) is not None:
             e.reg.name = os.fsencode(first)
         if e.HasField("reg") and e.id in nameless:
@@ -714,6 +716,14 @@ def rewrite_files(
                 e.reg.ClearField("size")
         out += _packed(e)
     target.write_bytes(bytes(out))
+
+
+def _leads_to_one(isk: Any, datagrams: set[tuple[int, str]]) -> bool:
+    """Tell whether a socket of UDP is connected to one of these, by port and address; some have all addresses."""
+    to = _address(isk.dst_addr)
+    is_here = ipaddress.ip_address(to).is_loopback or to == _address(isk.src_addr)
+    of_all = ("::",) if ":" in to else ("0.0.0.0", "::")  # noqa: S104 - nothing listens by it
+    return any((isk.dst_port, address) in datagrams for address in (to, *(of_all if is_here else ())))
 
 
 def _let_go_on(timer: Any) -> None:

@@ -9,7 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import Refused
@@ -224,8 +224,15 @@ def taken_names(names: Collection[bytes]) -> set[bytes]:
 
 def taken_paths(paths: Collection[Path]) -> set[Path]:
     """Return those of the paths that somebody's Unix socket is bound to."""
-    wanted = {str(path) for path in paths}
-    return {Path(name) for _, name in processes.unix_sockets() if name in wanted}
+    names = [name for _, name in processes.unix_sockets()]
+    return {path for path in paths if any(is_at(name, path) for name in names)}
+
+
+def is_at(name: str, path: Path) -> bool:
+    """Tell whether a Unix socket of that name (proc(5), net/unix) is at a path; a relative name says no folder."""
+    if name.startswith(("/", "@")):
+        return name == str(path)
+    return PurePath(name).name == path.name and path.is_socket()
 
 
 def _fresh_abstract_name(name: bytes) -> bytes:

@@ -339,13 +339,13 @@ def warnings(snapshot: Snapshot, leaving: Sequence[int], *, may_keep_connections
     `leaving` are the processes that end before the restore. Paths in /dev/shm are each kernel's own.
     """
     folder = snapshot.directory / "criu"
-    wanted = {str(path) for path in images.socket_paths(folder)}
     ours = processes.sockets(leaving)
-    taken = {name for inode, name in processes.unix_sockets() if name in wanted and inode not in ours}
+    others = [name for inode, name in processes.unix_sockets() if inode not in ours]
+    taken = {path for path in images.socket_paths(folder) if any(ports.is_at(name, path) for name in others)}
     return [
         *(
             f"Another program had a Unix socket at {path}; new connections now come to the restored kernel."
-            for path in sorted(taken)
+            for path in sorted(map(str, taken))
             if not path.startswith(ELSEWHERE)
         ),
         *map(said, _cut_connections(folder, snapshot.manifest, may_keep=may_keep_connections)),

@@ -529,6 +529,8 @@ def test_connected_datagram_sockets_find_each_other_in_a_copy_and_after_a_restor
             one.connect(other.getsockname()); other.connect(one.getsockname())
             pairs.append((one, other))
         unused = [socket.socket(family, socket.SOCK_DGRAM) for family in (socket.AF_INET, socket.AF_INET6)]
+        of_all, to_it = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+        of_all.bind(("0.0.0.0", 0)); of_all.settimeout(150); to_it.connect(("127.0.0.1", of_all.getsockname()[1]))
         def talk(one, other):
             one.send(b"there"); there = other.recv(5); other.send(b"and back")
             return there + one.recv(8)
@@ -539,6 +541,7 @@ def test_connected_datagram_sockets_find_each_other_in_a_copy_and_after_a_restor
     for each in (notebook, copy):
         assert each.value("[talk(*pair) for pair in pairs]") == "[b'thereand back', b'thereand back']"
         assert each.value("[one.getsockname()[1] for one in unused]") == "[0, 0]"
+        assert each.value("to_it.send(b'own'), of_all.recv(3)") == "3 b'own'"
 
 
 MANY = 400

@@ -49,6 +49,7 @@ six = listening(socket.AF_INET6, ("::1", 0)) if {six} else None
 datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); datagrams.bind(("127.0.0.1", 0))
 abstract = listening(socket.AF_UNIX, "\\0gpuckpt-test-" + uuid.uuid4().hex)
 at_path = listening(socket.AF_UNIX, {folder!r} + "/socket")
+relative = listening(socket.AF_UNIX, "relative")
 connection = socket.create_connection(("127.0.0.1", {port}))
 log = open({folder!r} + "/log", "w")
 mapped = np.memmap({folder!r} + "/mapped", "uint8", "w+", shape=16)
@@ -164,6 +165,11 @@ def test_a_socket_at_a_path_gets_another_path_and_the_user_is_told(kernels: Kern
     path = str(kernels.folder / "socket")
     paths = kernels.all("at_path.getsockname()")
     assert paths == [path, *(f"{path}.{copy.told['id'][:8]}" for copy in kernels.copies)]
+    assert [kernels.original.value(f"ask(socket.AF_UNIX, {path!r})") for path in paths] == WHO
+    assert any(path in warning and ".ID" in warning for warning in kernels.warnings)
+    path = str(kernels.folder / "relative")
+    paths = [path, *(f"{path}.{copy.told['id'][:8]}" for copy in kernels.copies)]
+    assert kernels.all("relative.getsockname()") == ["relative", *paths[1:]]
     assert [kernels.original.value(f"ask(socket.AF_UNIX, {path!r})") for path in paths] == WHO
     assert any(path in warning and ".ID" in warning for warning in kernels.warnings)
 

@@ -330,14 +330,24 @@ def test_a_file_that_was_deleted_but_is_open(notebook: Notebook, tmp_path: Path)
         nameless = tempfile.TemporaryFile("w+")
         for f in named, nameless:
             f.write("still here"); f.flush(); f.seek(6)
+        # Two in folders that were removed, too, one with the longest name that there can be; of both folders, too.
+        os.makedirs({str(tmp_path / "removed" / "inner")!r}); os.chdir({str(tmp_path)!r})
+        within = [os.open(name, os.O_RDWR | os.O_CREAT) for name in ("removed/x", "removed/inner/" + "y" * 255)]
+        folders = [os.open(name, os.O_RDONLY) for name in ("removed/inner", "removed")]
+        for fd in within: os.write(fd, b"within")
+        import shutil; shutil.rmtree("removed")
     """)
+    look = "[os.pread(fd, 9, 0) for fd in within], [os.listdir(fd) for fd in folders]"
+    before = value(notebook, look)
     save(notebook)
     assert value(notebook, "named.read(), nameless.read()") == "('here', 'here')"
     notebook.run("[(f.truncate(0), f.close()) for f in (named, nameless)]")
     restore(notebook)
     assert value(notebook, "named.read(), nameless.read()") == "('here', 'here')"
+    assert value(notebook, look) == before == "([b'within', b'within'], [[], []])"
     notebook.run("named.seek(0); named.write('written')")
     assert not (tmp_path / "gone").exists()
+    assert list(tmp_path.glob("*.ghost")) == [], "names of a moment are left"
 
 
 def test_a_file_that_was_replaced_and_has_another_name_left(notebook: Notebook, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AtOnce", "Coming", "InPlace", "Later", "SideBySide", "take_over"]
 
+_LONGEST_NAME = 200  # bytes; criu adds ``.cr.ID.ghost``, and the system allows 255
 _TURN = 2.0  # how long a kernel's clients may take to leave it when the other one is complete, in seconds
 
 
@@ -402,8 +403,13 @@ def _place_of_deleted(path: str, root: Path) -> str:
     """Return where a file that was deleted is made again for a moment: elsewhere, if it cannot be where it was.
 
     A library that was replaced while the kernel had it loaded may have been in a folder that is root's, or read-only.
+    If the folder was removed, too, and is open, criu makes it again as well, and cannot remove it while the file is in
+    it. criu makes the name longer, and a long one would be too long.
     """
-    folder = root / path[1:]
+    name = os.fsdecode(os.fsencode(os.path.basename(path))[:_LONGEST_NAME])  # noqa: PTH119
+    was_in = folder = (root / path[1:]).parent
     while not folder.is_dir():
         folder = folder.parent
-    return path if os.access(folder, os.W_OK | os.X_OK) else f"/dev/shm/{os.path.basename(path)}"  # noqa: S108, PTH119
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"/dev/shm/{name}"  # noqa: S108
+    return f"{path[: path.rindex('/')]}/{name}" if folder == was_in else f"/{folder.relative_to(root) / name}"
