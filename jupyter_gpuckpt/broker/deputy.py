@@ -163,10 +163,10 @@ class Deputy:
                 _refuse_where_users_may_not_trace()
                 self._refuse_under_seccomp()
                 return CriuFound(self._program.version, self._program.path, self._program.new_connections)
-            case Start():
-                return self._start(peer, *descriptors) if peer.container is None else _raise(_nonsense())
-            case StartInContainer():
-                return self._start(peer, *descriptors) if peer.container is not None else _raise(_nonsense())
+            case Start() | StartInContainer():
+                if isinstance(request, StartInContainer) != (peer.container is not None):
+                    raise _nonsense()
+                return self._start(peer, *descriptors)
             case Hold():
                 return self._hold(peer, request.pid)
             case NextPid():
@@ -291,8 +291,7 @@ class Deputy:
             process = hold(os.pidfd_open(pid))
             # Looked up while the process is held: its pid cannot be another's meanwhile.
             known = self._register.has(pid, peer.uid, peer.container is not None)
-            if peer.container is not None and not peer.container.has(pid):
-                known = False
+            known = known and (peer.container is None or peer.container.has(pid))
             namespaces = [hold(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)) for name in ("pid", "mnt")]
             if known and all(map(mounts.is_of_own_user_namespace, namespaces)):
                 own_mounts = ("/proc", "/dev/shm", self._images_at(peer))  # noqa: S108 - a sleeper's
@@ -303,20 +302,17 @@ class Deputy:
         raise KernelLost("The kernel is gone.", "No sleeper of this pid was started by the broker for this user.")
 
     def _next_pid(self, peer: Peer, after: int) -> bool:
-        # That of a sleeper in a container cannot be written to, the broker's in a container of its own neither. Whose
-        # next pid it is, is decided by who writes, not by where the file was found.
         path = "/proc/sys/kernel/ns_last_pid"
-        held = -1 if peer.container is None else os.open(path, os.O_WRONLY)
+        with contextlib.ExitStack() as opened, self._alone():
+            # Whose next pid it is, is decided by who writes, not by where the file was found. In a container it is the
+            # broker's, since the sleeper's can be read-only, as the broker's is where that one is in a container.
+            held = opened.enter_context(open(path, "w")) if peer.container is not None else None
 
-        def work() -> None:
-            os.write(held if held >= 0 else os.open(path, os.O_WRONLY), str(after).encode())
+            def work() -> None:
+                with held or open(path, "w") as file:
+                    file.write(str(after))
 
-        try:
-            with self._alone():
-                return self._inside(peer, work, _START_TIMEOUT) == 0
-        finally:
-            if held >= 0:
-                os.close(held)
+            return self._inside(peer, work, _START_TIMEOUT) == 0
 
     # -- criu
 
@@ -498,10 +494,6 @@ def _folders_of(program: CriuProgram) -> Iterator[Path]:
 
 def _as_seen_by(peer: Peer, pid: int) -> int:
     return pid if peer.container is None else peer.container.inner(pid)
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
 
 
 def _nonsense() -> Refused:
