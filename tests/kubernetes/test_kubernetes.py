@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from helm_chart import Chart
-from hub import Hub
+from hub import Hub, Server
 from kube_cluster import ROOT, Kubernetes, wait_for
 
 pytestmark = pytest.mark.timeout(1500)
@@ -317,7 +317,7 @@ def _hub(cluster: Kubernetes, *values: str) -> Iterator[Hub]:
 def test_a_hubs_notebook_goes_on_in_the_next_pod_on_the_other_node(cluster: Kubernetes) -> None:
     volume = cluster.volume("alice", "100Gi")
     with _hub(cluster, "values.yaml") as hub:
-        _goes_on_in_the_next_pod(cluster, hub, volume)
+        _goes_on_in_the_next_pod(cluster, hub, hub.start("alice"), volume)
 
 
 @pytest.mark.usefixtures("node_brokers")
@@ -326,18 +326,18 @@ def test_so_it_does_without_any_right_where_the_nodes_have_brokers(cluster: Kube
     os.chown(volume, 1000, 1000)
     cluster.apply(*yaml.safe_load_all((_MANIFESTS / _WITHOUT_RIGHTS / "broker-socket.yaml").read_text()))
     with _hub(cluster, "values.yaml", "values-without-rights.yaml") as hub:
-        server = hub.start("alice").run("print(open('/proc/1/status').read())")
-        assert "CapBnd:\t0000000000000000" in server
-        _goes_on_in_the_next_pod(cluster, hub, volume)
+        alice = hub.start("alice")
+        assert "CapBnd:\t0000000000000000" in alice.run("print(open('/proc/1/status').read())")
+        _goes_on_in_the_next_pod(cluster, hub, alice, volume)
 
 
-def _goes_on_in_the_next_pod(cluster: Kubernetes, hub: Hub, volume: Path) -> None:
+def _goes_on_in_the_next_pod(cluster: Kubernetes, hub: Hub, alice: Server, volume: Path) -> None:
 
     def node() -> str:
         (pod,) = cluster.get("pods", "--selector=component=singleuser-server")["items"]
         return str(pod["spec"]["nodeName"])
 
-    hub.start("alice").run(_COUNTING)
+    alice.run(_COUNTING)
     for stop in (lambda _: hub.stop("alice"), lambda where: _drain(cluster, where, "--force")):
         _wait_for_more_steps(volume)
         where = node()
