@@ -8,7 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Protocol
 
 from .. import __version__, settings
@@ -254,7 +254,7 @@ def _notes(saved: SavedMachine, files: Sequence[NeededFile], marks: Marks) -> li
     notes = []
     if saved.kernel != platform.release():
         notes.append(f"Linux: saved with {saved.kernel}, here {platform.release()}.")
-    if odd := needs.changed(files, Path("/"), marks):
+    if odd := needs.changed([file for file in files if not _is_history(file.path)], Path("/"), marks):
         named = [f"{_what(file)} ({how})" for file, how in odd.items()]
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
         notes.append(f"Files that the {{kernel}} uses have changed since the save: {', '.join(named[:_SHOWN])}{more}.")
@@ -271,6 +271,11 @@ def _notes(saved: SavedMachine, files: Sequence[NeededFile], marks: Marks) -> li
                 "after a gap of zeros."
             )
     return [said(note) for note in notes]
+
+
+def _is_history(path: str) -> bool:
+    """Tell whether a file is IPython's history: all kernels write it, and forked children have it open and never do."""
+    return PurePath(path).match("profile_*/history.sqlite")
 
 
 def _is_shorter(file: NeededFile) -> bool:
@@ -326,7 +331,10 @@ def files_written(images_folder: Path) -> list[str]:
         {
             file.path
             for file in files
-            if file.size is not None and images.is_written(file.flags) and not file.path.startswith(ELSEWHERE)
+            if file.size is not None
+            and images.is_written(file.flags)
+            and not file.path.startswith(ELSEWHERE)
+            and not _is_history(file.path)
         }
     )
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ _PF_EXITING = 0x4
 _LOOK = 0.001  # seconds
 _LARGEST = 1 << 30  # bytes
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine, -1)  # asm/unistd.h
+_ESCAPE = re.compile(r"\\([0-7]{3})")
 _OF_THREADS = {2: "open files", 3: "a working folder"}  # linux/kcmp.h: KCMP_FILES, KCMP_FS
 
 
@@ -331,6 +333,16 @@ def namespaces(pid: int) -> dict[str, str]:
         links = {kind.name: str(kind.readlink()) for kind in Path(f"/proc/{pid}/ns").iterdir()}
         return {kind: link for kind, link in links.items() if not kind.endswith("_for_children")}
     return {}
+
+
+def mount_points(pid: int | str) -> set[str]:
+    """Return where something is mounted for a process (proc_pid_mountinfo(5)); nothing when it is gone."""
+    with contextlib.suppress(OSError):
+        return {
+            _ESCAPE.sub(lambda code: chr(int(code[1], 8)), line.split(maxsplit=5)[4])
+            for line in proc.lines(f"/proc/{pid}/mountinfo")
+        }
+    return set()
 
 
 def protocols(pid: int) -> set[str]:

@@ -34,6 +34,7 @@ def test_temporary_files_and_folders_come_back_after_a_restart(notebook: Noteboo
         folder = tempfile.TemporaryDirectory()
         os.makedirs(folder.name + "/below/empty"); inside = folder.name + "/below/file"
         with open(inside, "w") as f: f.write("closed")
+        os.symlink("nowhere", folder.name + "/below/link")
     """)
     assert "too large" not in notebook.run("%gpuckpt save here").text
     paths = notebook.value("file.name, folder.name").split()
@@ -41,14 +42,25 @@ def test_temporary_files_and_folders_come_back_after_a_restart(notebook: Noteboo
     assert not any(map(os.path.exists, paths))
     notebook.run("%gpuckpt restore here")
     found = (
-        "file.read(), open(inside).read(), sorted(os.listdir(folder.name + '/below')), oct(os.stat(file.name).st_mode)"
+        "file.read(), open(inside).read(), sorted(os.listdir(folder.name + '/below')), "
+        "oct(os.stat(file.name).st_mode), os.readlink(folder.name + '/below/link')"
     )
-    assert notebook.value(f"file.seek(0), {found}") == "0 written closed ['empty', 'file'] 0o100640"
+    assert notebook.value(f"file.seek(0), {found}") == "0 written closed ['empty', 'file', 'link'] 0o100640 nowhere"
     # They are as much the kernel's own as before: it goes on with them, and deletes them itself.
     notebook.run("file.write(' on'); file.flush(); open(folder.name + '/new', 'w').close()")
     assert Path(paths[0]).read_text() == "written on"
     restart(notebook)
     assert not any(map(os.path.exists, paths))
+
+
+def test_what_a_cell_mounted_is_named_at_the_save(notebook: Notebook, tmp_path: Path) -> None:
+    """It is in the kernel's mount namespace, which ends with it."""
+    notebook.run(f"import os, subprocess; there = {str(tmp_path / 'mounted here')!r}; os.mkdir(there)")
+    assert "Mounted" not in notebook.run("%gpuckpt save before").text
+    notebook.run("subprocess.run(['mount', '-t', 'tmpfs', 'none', there], check=True)")
+    assert f"Mounted in the kernel alone: {tmp_path}/mounted here." in notebook.run("%gpuckpt save here").text
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("os.path.ismount(there)") == "False"
 
 
 @pytest.mark.parametrize("planted", ["folder", "link"])

@@ -23,8 +23,10 @@ def save(notebook: Notebook, name: str = "here") -> None:
     assert notebook.run(f"%gpuckpt save {name}").shown[-1].startswith(f"Saved {name}: ")
 
 
-def restore(notebook: Notebook, name: str = "here") -> None:
-    assert f"Restored {name}, saved " in notebook.run(f"%gpuckpt restore {name}").text
+def restore(notebook: Notebook, name: str = "here") -> str:
+    said = notebook.run(f"%gpuckpt restore {name}").text
+    assert f"Restored {name}, saved " in said
+    return said
 
 
 def value(notebook: Notebook, expression: str) -> str:
@@ -695,7 +697,7 @@ def test_pools(notebook: Notebook, method: str) -> None:
     save(notebook)
     assert value(notebook, "roots(), pool.apply_async(math.sqrt, [36.0]).get(60)") == "([2.0, 3.0, 4.0], 6.0)"
     notebook.run("pool.terminate(); pool.join()")
-    restore(notebook)
+    assert "history.sqlite" not in restore(notebook), "which forked workers have open, and never use"
     assert value(notebook, "roots(), pool.apply_async(math.sqrt, [36.0]).get(60)") == "([2.0, 3.0, 4.0], 6.0)"
     assert value(notebook, "sorted(p.pid for p in pool._pool) == pids") == "True"
     notebook.run("pool.close(); pool.join()")

@@ -95,7 +95,7 @@ def _in(root: Path, folder: str) -> list[str]:
 
 
 def _add(tar: tarfile.TarFile, root: Path, path: str, size: int | None, room: int) -> int | None:
-    """Put a folder, a FIFO, or the first `size` bytes of a file, into an archive; return how much, None if nothing.
+    """Put a folder, FIFO, link, or the first `size` bytes of a file, into an archive; return how much, None if nothing.
 
     A file that has less than `size` by now, or that there is no `room` for, is left out.
     """
@@ -110,6 +110,10 @@ def _add(tar: tarfile.TarFile, root: Path, path: str, size: int | None, room: in
             return 0
         if stat.S_ISFIFO(about.st_mode):
             member.type = tarfile.FIFOTYPE
+            tar.addfile(member)
+            return 0
+        if stat.S_ISLNK(about.st_mode):
+            member.type, member.linkname = tarfile.SYMTYPE, str(at.readlink())
             tar.addfile(member)
             return 0
         member.size = about.st_size if size is None else size
@@ -143,6 +147,10 @@ def make(archive: Path, needed: Collection[NeededFile]) -> list[Path]:
                 if (file := known.get(str(at))) is not None and not file.kept:
                     continue
                 _refuse_strange(at, member.uid)
+                if member.issym():
+                    _link(at, member)
+                    made.append(at)
+                    continue
                 fd = _new(at, member)
                 made.append(at)
                 try:
@@ -174,7 +182,7 @@ def unmake(made: Sequence[Path]) -> None:
     """Delete what `make` made: the restore came to nothing."""
     for at in reversed(made):
         with contextlib.suppress(OSError):
-            at.rmdir() if at.is_dir() else at.unlink()
+            at.rmdir() if stat.S_ISDIR(at.lstat().st_mode) else at.unlink()
 
 
 def _content(path: str, saved: bytes, known: Mapping[str, NeededFile], made: Collection[Path]) -> bytes:
@@ -203,6 +211,13 @@ def _new(at: Path, member: tarfile.TarInfo) -> int:
         os.mkfifo(at, 0o600)
         return os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     return os.open(at, _NEW, 0o600)
+
+
+def _link(at: Path, member: tarfile.TarInfo) -> None:
+    """Make a symbolic link, which has its owner, and leads wherever it led. Raises `OSError`."""
+    at.symlink_to(member.linkname)
+    if os.geteuid() == 0:
+        os.chown(at, member.uid, member.gid, follow_symlinks=False)
 
 
 def _write(fd: int, content: bytes) -> None:

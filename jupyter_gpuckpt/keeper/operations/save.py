@@ -31,7 +31,7 @@ from ...errors import (
 from ...freeze import cuda, pages
 from ...freeze.criu_program import CriuProgram, version_text
 from ...freeze.parking import PARKED, Elsewhere, single_hashes
-from ...linux import memory
+from ...linux import memory, processes
 from ...operations.requests import Save
 from ...operations.results import Saved
 from ...operations.results import Taken as TakenSoFar
@@ -42,6 +42,7 @@ from ...snapshots.saved import OwnFiles, SavedCell, SavedKernel, SavedMachine
 from ...snapshots.summary import held_by, is_automatic, is_of, summary
 from ...store import Manifest, Store, Writer
 from ...store.upkeep.retention import keep_last, keep_under
+from ...subject import said
 from .. import ports, preflight
 from ..agent_replies import ReadyForSave
 from ..files import lifetime
@@ -288,8 +289,8 @@ def _describe(
     root, images_folder, agent = space.path("/"), taken.staging.outside, taken.agent
     try:
         if agent.variables is not None:
-            said = {"variables": agent.variables, "left_out": agent.left_out}
-            (writer.directory / comparison.VARIABLES).write_text(json.dumps(said))
+            values = {"variables": agent.variables, "left_out": agent.left_out}
+            (writer.directory / comparison.VARIABLES).write_text(json.dumps(values))
         needed = needs.marked(
             needs.of_images(images_folder), root, keeper.marks, images_folder, taken.frozen.in_transaction
         )
@@ -297,6 +298,8 @@ def _describe(
         needed, large = lifetime.keep(needed, temporary, root, writer.directory / lifetime.ARCHIVE)
         (writer.directory / needs.NEEDS).write_bytes(needs.to_json(needed))
         taken.frozen.notes += _about_files(needed, large)
+        if not keeper.state.own_files:  # which are mounted, too
+            taken.frozen.notes += _about_mounts(space)
         if not with_files:
             return None
         files = kept_files.survey(root, needed, agent.environment)
@@ -329,6 +332,19 @@ def _about_files(needed: Sequence[needs.NeededFile], large: Sequence[str]) -> li
             f"Temporary files too large to be included in the snapshot: {large[0]}{more}; a restore needs them."
         )
     return notes
+
+
+def _about_mounts(space: Namespace) -> list[str]:
+    """Return that file systems are mounted in this kernel alone, as by one of its cells, if there are any."""
+    own = processes.mount_points(space.pid) - processes.mount_points("self")
+    if not (own := {at for at in own if not at.startswith(needs.ELSEWHERE)}):
+        return []
+    return [
+        said(
+            f"Mounted in the {{kernel}} alone: {', '.join(sorted(own))}. A restored one has it only if the machine "
+            "has: mount it from a terminal outside the {kernel}."
+        )
+    ]
 
 
 def _remove_old(keeper: Keeper, newest: str) -> None:
