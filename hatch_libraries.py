@@ -18,18 +18,19 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared"]
-_SOCKETS = ("jupyter_gpuckpt/freeze/criu_*.c", "jupyter_gpuckpt/freeze/libgpuckpt-criu-sockets.so.1", [])
+_FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"]
+_SOCKETS = ("jupyter_gpuckpt/freeze/criu_*.c", "jupyter_gpuckpt/freeze/libgpuckpt-criu-sockets.so.1", ["-shared"])
+_PACKER = ("jupyter_gpuckpt/freeze/shm_packer.c", "jupyter_gpuckpt/freeze/gpuckpt-shm-packer", [])
 _PARKING = (
     "jupyter_gpuckpt/kernel/driver/*.c",
     "jupyter_gpuckpt/kernel/libgpuckpt-parking.so",
     # What is loaded first under this name is what others find that look for the driver.
-    ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
+    ["-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
 )
-_SHIELD = ("jupyter_gpuckpt/linux/shield.c", "jupyter_gpuckpt/linux/libgpuckpt-shield.so", [])
-_NCCL = ("jupyter_gpuckpt/kernel/nccl/*.c", "jupyter_gpuckpt/kernel/libgpuckpt-nccl.so", [])
-_LIBRARIES = (_SOCKETS, _SHIELD, _NCCL, *([_PARKING] if platform.machine() == "x86_64" else []))
-"""Sources and library of each, and what the linker is told; parking is for x86-64 alone."""
+_SHIELD = ("jupyter_gpuckpt/linux/shield.c", "jupyter_gpuckpt/linux/libgpuckpt-shield.so", ["-shared"])
+_NCCL = ("jupyter_gpuckpt/kernel/nccl/*.c", "jupyter_gpuckpt/kernel/libgpuckpt-nccl.so", ["-shared"])
+_LIBRARIES = (_SOCKETS, _PACKER, _SHIELD, _NCCL, *([_PARKING] if platform.machine() == "x86_64" else []))
+"""Sources and library of each, or program, and what the linker is told; parking is for x86-64 alone."""
 
 
 class LibrariesHook(BuildHookInterface):

@@ -12,6 +12,7 @@ __all__ = [
     "CRIU_SOCKETS_LIBRARY",
     "NCCL_LIBRARY",
     "PARKING_LIBRARY",
+    "SHM_PACKER",
     "broker_socket",
     "criu_prefix",
     "in_data_folder",
@@ -27,6 +28,9 @@ NCCL_LIBRARY = Path(__file__).parent / "kernel" / "libgpuckpt-nccl.so"
 CRIU_SOCKETS_LIBRARY = Path(__file__).parent / "freeze" / "libgpuckpt-criu-sockets.so.1"
 """What is built of `freeze/criu_sockets.c`, likewise. criu, which is given its folder for plugins, would take one of
 its own from any name that ends in ``.so``."""
+
+SHM_PACKER = Path(__file__).parent / "freeze" / "gpuckpt-shm-packer"
+"""What is built of `freeze/shm_packer.c`, likewise; then tar does its work."""
 
 
 def in_data_folder(name: str) -> Path:

@@ -33,6 +33,7 @@ NAMESPACE_RUN_DIR = "/dev/shm/gpuckpt"  # noqa: S108 - inside the sleeper's own 
 """Where a kernel finds its run folder (FIFOs and log). The same path in every sleeper."""
 
 NAMESPACE_STAGING_DIR = "/dev/shm/gpuckpt-staging/images"  # noqa: S108 - likewise
+NAMESPACE_REST_DIR = "/dev/shm/gpuckpt-staging/rest"  # noqa: S108 - likewise
 """Where a small kernel's images lie in memory before they are stored and while they are restored, in a tmpfs of huge
 pages. The same path in every sleeper."""
 

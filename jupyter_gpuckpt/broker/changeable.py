@@ -30,7 +30,9 @@ def refuse_changeable(program: CriuProgram) -> None:
     Unavailable : naming the file or folder.
     """
     folders = [Path(path) for path in sys.path if Path(path).exists()]
-    run_by_users = (Path(program.argv[0]), Path(program.path), installed.CRIU_SOCKETS_LIBRARY, criu.AT_POST_DUMP)
+    run_by_users = [Path(program.argv[0]), Path(program.path), installed.CRIU_SOCKETS_LIBRARY, criu.AT_POST_DUMP]
+    if installed.SHM_PACKER.exists():
+        run_by_users.append(installed.SHM_PACKER)
     for path in (*run_by_users, Path(sys.executable), *folders):
         _refuse_unreadable(path.resolve())
     known: dict[Path, Path] = {}

@@ -7,7 +7,8 @@
  * criu knows of no threads. What was copied is written down: `shared-ID.regions`, in the folder
  * GPUCKPT_DUMP_SHARED_FOLDER, has first address and end of each part, 64-bit numbers. Whoever started criu puts them into
  * the pagemap of that ID (`shared_memory.py`). In a restore, what criu reads (pread(2)) into shared memory is read by
- * several processes as well. Where anything fails, criu copies by itself.
+ * several processes as well. Likewise files without a name that processes have open, or mapped (`/dev/shm` above all), which
+ * criu copies into an image for each, and out of it (sendfile(2)). Where anything fails, criu copies by itself.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,6 +35,8 @@
 #endif
 
 enum { PAGE = 4096, BLOCK = 4 << 20, WORTH_IT = 16 << 20 /* bytes */, FEWEST_COPIERS = 2, MOST_COPIERS = 8, ROOM = 256 };
+enum { MANY_COPIERS = 4 /* fewer take no less time than sendfile(2), which need not clear the pages first */ };
+enum { MOST_AT_ONCE = 1 << 30 /* bytes that criu is told of: it takes the number for an int */ };
 
 struct part {
 	uint64_t start, end;
@@ -147,20 +151,20 @@ static int64_t find(int fd, struct part **parts, size_t *count)
  * last page, is zeros. */
 static int copy(int from, uint64_t at, int file, uint64_t to, size_t size)
 {
-	size_t done = 0;
-	char *block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, to);
+	size_t before = to % PAGE, done = 0;
+	char *block = mmap(NULL, before + size, PROT_READ | PROT_WRITE, MAP_SHARED, file, to - before);
 	if (block == MAP_FAILED)
 		return -1;
-	int result = madvise(block, size, MADV_POPULATE_WRITE);
+	int result = madvise(block, before + size, MADV_POPULATE_WRITE);
 	while (result == 0 && done < size) {
-		ssize_t got = syscall(SYS_pread64, from, block + done, size - done, at + done);
+		ssize_t got = syscall(SYS_pread64, from, block + before + done, size - done, at + done);
 		if (got == 0)
 			break;
 		if (got < 0 && errno != EINTR)
 			result = -1;
 		done += got > 0 ? got : 0;
 	}
-	munmap(block, size);
+	munmap(block, before + size);
 	return size - done < PAGE ? result : -1;
 }
 
@@ -290,4 +294,64 @@ PUBLIC ssize_t pread64(int fd, void *buffer, size_t size, off_t at)
 	if (size >= WORTH_IT && is_shared(buffer, size) && is_shared_out(read_share, &work))
 		return size;
 	return syscall(SYS_pread64, fd, buffer, size, at);
+}
+
+/* -- files without a name, into their images and out of these */
+
+struct transfer {
+	int from, file;
+	uint64_t at, to;
+	size_t size;
+};
+
+/* Copy into every `of`th block of the file, from the one with number `first` on. A block begins at a multiple of its
+ * size, so that one of huge pages is mapped as such. */
+static int transfer_share(const void *work, size_t first, size_t of)
+{
+	const struct transfer *transfer = work;
+	for (uint64_t to = transfer->to, all = transfer->to + transfer->size, end; to < all; to = end) {
+		end = to / BLOCK * BLOCK + BLOCK < all ? to / BLOCK * BLOCK + BLOCK : all;
+		if (to / BLOCK % of == first &&
+		    copy(transfer->from, transfer->at + (to - transfer->to), transfer->file, to, end - to) != 0)
+			return -1;
+	}
+	return 0;
+}
+
+/* Copy from one file to the end of another, or into a hole that it has there; tell whether it is done. */
+static int is_transferred(int out, uint64_t to, int in, uint64_t at, size_t size)
+{
+	struct stat target, source;
+	char path[32];
+	if (fstat(out, &target) != 0 || fstat(in, &source) != 0 || !S_ISREG(target.st_mode) || !S_ISREG(source.st_mode) ||
+	    at + size > (uint64_t)source.st_size)
+		return 0;
+	snprintf(path, sizeof path, "/proc/self/fd/%d", out);
+	const struct transfer work = {in, open(path, O_RDWR | O_CLOEXEC), at, to, size};
+	int longer = to + size > (uint64_t)target.st_size, done = 0;
+	if (work.file < 0)
+		return 0;
+	if (!longer || ftruncate(work.file, to + size) == 0)
+		done = is_shared_out(transfer_share, &work);
+	if (!done && longer && ftruncate(work.file, target.st_size) != 0)
+		abort(); /* criu would write behind what is there */
+	close(work.file);
+	return done;
+}
+
+PUBLIC ssize_t sendfile64(int out, int in, off_t *at, size_t size)
+{
+	if (size >= WORTH_IT && copiers() >= MANY_COPIERS) {
+		/* criu says in a dump where it reads, and not in a restore. */
+		off_t from = at != NULL ? *at : seek(in, 0, SEEK_CUR), to = seek(out, 0, SEEK_CUR);
+		size_t some = size < MOST_AT_ONCE ? size : MOST_AT_ONCE;
+		if (from >= 0 && to >= 0 && is_transferred(out, to, in, from, some) && seek(out, to + some, SEEK_SET) >= 0) {
+			if (at != NULL)
+				*at += some;
+			else
+				seek(in, from + some, SEEK_SET);
+			return some;
+		}
+	}
+	return syscall(SYS_sendfile, out, in, at, size);
 }

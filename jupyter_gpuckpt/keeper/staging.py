@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 
 from .. import settings
+from ..freeze import shm_archive
+from ..freeze.populate import populate
 from ..freeze.vram import VramFiles
 from ..linux import memory
 from .memory_claim import MemoryClaim, claimed
@@ -21,6 +23,10 @@ _SHARE = 4
 """criu's images take one part in this many of the memory that is free, at most; else they go to the disk directly."""
 _SLACK = 64 << 20
 """Bytes that images need beside the memory of the processes: page tables, files, logs."""
+_WORTH_PREPARING = 16 << 20
+"""Bytes in /dev/shm from which on it pays to have the memory ready that they are copied into."""
+_HEADERS = 1 << 20
+"""Bytes that their archive takes beside them, about."""
 
 
 def vram_files(space: Namespace) -> VramFiles:
@@ -65,7 +71,8 @@ def disk_folder() -> Path:
 
 def discard_left(space: Namespace) -> None:
     """Free the memory of what a save had taken: it is stored, or the save's keeper was killed."""
-    shutil.rmtree(space.path(settings.NAMESPACE_STAGING_DIR), ignore_errors=True)
+    for folder in (settings.NAMESPACE_STAGING_DIR, settings.NAMESPACE_REST_DIR):
+        shutil.rmtree(space.path(folder), ignore_errors=True)
     vram_files(space).discard_links()
 
 
@@ -78,6 +85,7 @@ class Staging:
     Attributes
     ----------
     vram : the files that VRAM goes into.
+    rest : the folder for what is not criu's, known likewise; as the keeper names it.
     outside, inside : the folder that criu writes into, as the keeper names it and as the namespace does; known once it
         is `open_for` so many bytes.
     """
@@ -87,18 +95,38 @@ class Staging:
         self._space = space
         self._memory = space.path(settings.NAMESPACE_STAGING_DIR)
         self.outside, self.inside = images, str(images)
+        self._rest_in_memory = space.path(settings.NAMESPACE_REST_DIR)
+        self.rest, self.rest_inside = images.parent, str(images.parent)
         self._claim: MemoryClaim | None = None
+        self._ready = 0
         self._kept: list[int] = []
         self.vram = vram_files(space)
         self._has_vram = not sleeps
         if self._has_vram:
             self.vram.discard()
 
+    def prepare(self, shared_files: int, needed: int) -> None:
+        """Have memory ready for so many bytes of files in /dev/shm, if there is plenty for all that is `needed`.
+
+        What is made ready before the kernel is paused need not be cleared while it is. Raises `OSError`.
+        """
+        if shared_files >= _WORTH_PREPARING and (claim := claim_memory(self._space, needed)) is not None:
+            self._claim, self._ready = claim, shared_files + _HEADERS
+            self._rest_in_memory.mkdir(mode=0o700)
+            populate(self._rest_in_memory / shm_archive.ARCHIVE, self._ready)
+
     def open_for(self, needed: int) -> None:
         """Choose where criu writes so many bytes. Raises `OSError`."""
-        self._claim = claim_memory(self._space, needed)
+        if self._claim is not None:
+            self._claim.release()
+        # What is ready is taken already.
+        self._claim = claim_memory(self._space, max(0, needed - self._ready))
         if self.in_memory:
             self.outside, self.inside = self._memory, settings.NAMESPACE_STAGING_DIR
+            self.rest, self.rest_inside = self._rest_in_memory, settings.NAMESPACE_REST_DIR
+            self.rest.mkdir(mode=0o700, exist_ok=True)
+        else:
+            shutil.rmtree(self._rest_in_memory, ignore_errors=True)
         self.outside.mkdir(mode=0o700)
 
     @property
@@ -110,10 +138,14 @@ class Staging:
         """Hold on to what was taken, also if the namespace ends: from now on the folders go by other names."""
         if not self._has_vram:
             self.vram, self._has_vram = self.vram.linked(), True
-        for holder in (self, self.vram) if self.in_memory else (self.vram,):
-            fd = os.open(holder.outside, os.O_PATH | os.O_DIRECTORY)
-            self._kept.append(fd)
-            holder.outside = Path(f"/proc/self/fd/{fd}")
+        self.vram.outside = self._held(self.vram.outside)
+        if self.in_memory:
+            self.outside, self.rest = self._held(self.outside), self._held(self.rest)
+
+    def _held(self, folder: Path) -> Path:
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self._kept.append(fd)
+        return Path(f"/proc/self/fd/{fd}")
 
     def discard(self) -> None:
         """Free the memory."""

@@ -117,9 +117,12 @@ class Writer:
         """
         self._folders[inside] = folder
 
-    def add(self, file: Path, path: str, size: int) -> None:
-        """Let the first `size` bytes of a file be the file `path` of the snapshot; it stays where it is."""
-        self._files.append(Source(file, size, path))
+    def add(self, file: Path, path: str, size: int, *, own: bool = False) -> None:
+        """Let the first `size` bytes of a file be the file `path` of the snapshot; it stays where it is.
+
+        What is the caller's `own` nobody else can change before the commit.
+        """
+        self._files.append(Source(file, size, path, own=own))
 
     def hashed(self, path: str, keys: Sequence[bytes]) -> None:
         """Say which hashes the chunks of the file `path` have, each of `CHUNK` bytes, as `tell` does."""

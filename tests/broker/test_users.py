@@ -47,6 +47,27 @@ def test_a_kernel_is_saved_and_restored_with_the_same_rights(alice: Person) -> N
     assert alice.runs("print(x, child.poll())") == "41 None"
 
 
+def test_large_files_in_shared_memory_come_back_whatever_their_mode_and_without_a_name(alice: Person) -> None:
+    """Root copies none of them."""
+    alice.runs("""
+import hashlib, os
+data = os.urandom(20 << 20)
+file = open("/dev/shm/read-only", "wb"); file.write(data); file.close()
+os.chmod("/dev/shm/read-only", 0o400)
+nameless = open("/dev/shm/nameless", "w+b"); nameless.write(data); nameless.flush(); os.unlink("/dev/shm/nameless")
+def seen():
+    named = open("/dev/shm/read-only", "rb").read() == data
+    about, fd = os.stat("/dev/shm/read-only"), nameless.fileno()
+    return named, os.pread(fd, 30 << 20, 0) == data, oct(about.st_mode), about.st_uid
+""")
+    was = alice.runs("print(seen())")
+    assert was == f"(True, True, '0o100400', {alice.uid})"
+    assert "Saved large" in alice.runs("%gpuckpt save large")
+    alice.runs("os.unlink('/dev/shm/read-only'); nameless.truncate(0)")
+    alice.runs("%gpuckpt restore large")
+    assert alice.runs("print(seen())") == was
+
+
 def test_a_file_that_was_only_read_is_made_again_in_the_users_own_folder(alice: Person) -> None:
     alice.runs("import os; os.makedirs(os.path.expanduser('~/own')); os.chdir(os.path.expanduser('~/own'))")
     alice.runs("open('read', 'w').write('text'); read = open('read')")

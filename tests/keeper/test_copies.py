@@ -56,7 +56,8 @@ mapped = np.memmap({folder!r} + "/mapped", "uint8", "w+", shape=16)
 reading = open({folder!r} + "/mapped", "rb")
 temporary = tempfile.TemporaryDirectory()
 named = tempfile.NamedTemporaryFile()
-block = multiprocessing.shared_memory.SharedMemory("of-mine", create=True, size=16)
+block = multiprocessing.shared_memory.SharedMemory("of-mine", create=True, size=5 << 20)
+block.buf[8 : 5 << 20] = b"x" * ((5 << 20) - 8)
 generator, twister = np.random.default_rng(), np.random.RandomState()
 own = random.Random()
 clock = time.monotonic()
@@ -180,6 +181,7 @@ def test_the_run_folder_and_shared_memory_are_each_kernels_own(kernels: Kernels)
     files = "[name for name in ('original', 'first', 'second') if Path('/dev/shm/gpuckpt', name).exists()]"
     assert kernels.all(files) == [str([name]) for name in WHO]
     assert kernels.all("Path('/dev/shm/of-mine').read_bytes()[:5].decode()") == [name[:5] for name in WHO]
+    assert kernels.all("Path('/dev/shm/of-mine').read_bytes().count(b'x')") == [str((5 << 20) - 8)] * len(WHO)
 
 
 def test_each_has_a_history_session_of_its_own(kernels: Kernels) -> None:

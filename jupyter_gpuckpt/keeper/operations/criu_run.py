@@ -44,7 +44,7 @@ async def dump(
     program: CriuProgram,
     pid: int,
     images: tuple[Path, str],
-    snapshot: Path,
+    rest: tuple[Path, str],
     left: criu.Left,
     size: int,
     failure: SaveFailed,
@@ -55,7 +55,7 @@ async def dump(
     """Have criu dump the tree of `pid` and leave it as asked; its /dev/shm and log are of that instant.
 
     `images` is the folder for criu's images, as this process names it and as the namespace does; what is packed goes
-    into `snapshot`. `size` is how many bytes that is. `started` is told criu's pid in the namespace. With `has_twins`,
+    into `rest`. `size` is how many bytes that is. `started` is told criu's pid in the namespace. With `has_twins`,
     memory is copied afterwards, by `memory_copy.copy`. When criu fails, `failure` is raised with its words. It may be
     cancelled.
     """
@@ -66,10 +66,10 @@ async def dump(
 
     def run() -> Coroutine[Any, Any, int]:
         if deputy is not None:
-            by_deputy = functools.partial(deputy.dump, pid, outside, snapshot, seconds, left=left)
+            by_deputy = functools.partial(deputy.dump, pid, outside, rest[0], seconds, left=left)
             return _by_deputy(space, by_deputy, started)
         arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left)
-        more = {"GPUCKPT_SNAPSHOT": str(snapshot), "GPUCKPT_LOG": run_path(KERNEL_LOG)}
+        more = {"GPUCKPT_SNAPSHOT": rest[1], "GPUCKPT_LOG": run_path(KERNEL_LOG)}
         more |= criu.dump_environment(inside)
         more |= shared_memory.asked_for(settings.NAMESPACE_RUN_DIR)
         more |= twin.asked_for(pid, settings.NAMESPACE_RUN_DIR) if has_twins else {}

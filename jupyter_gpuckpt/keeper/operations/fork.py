@@ -46,7 +46,7 @@ from ..staging import claim_memory, vram_files
 from ..taken import refuse_for_copies
 from ..unsaved import saved_by
 from .fresh_sleeper import FreshSleeper, make_lifetime_files, plan_restore, resume
-from .parts import CAPTURE, CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM
+from .parts import CAPTURE, CRIU_IMAGES, VRAM
 from .progress import OperationProgress, ProgressCallback, to_nobody
 from .save import about_kernel, about_machine, save
 from .take import take
@@ -238,7 +238,7 @@ async def _of_kernel(
     )
     state = keeper.state
     saved = state.saved or Saved(state.started, 0)
-    return _Capture(manifest, staging.outside, staging.vram.outside, directory, room.gpu_map, state.parent, saved)
+    return _Capture(manifest, staging.outside, staging.vram.outside, staging.rest, room.gpu_map, state.parent, saved)
 
 
 async def _make_room(keeper: Keeper, progress: OperationProgress, room: _Room) -> None:
@@ -523,7 +523,7 @@ async def arrive(keeper: Keeper) -> None:
         async with contextlib.AsyncExitStack() as undoing:
             undoing.push_async_callback(new.discard)
             await asyncio.to_thread(_copy_files, order, new)
-            await new.furnish(snapshot)
+            await new.furnish(snapshot, Path(order.rest))
             table = {int(port): int(other) for port, other in order.ports.items()}
             places = ports.Places.of_copy(table, order.paths)
             gpu = GpuReturn(keeper.worker, new.space, parked_in(manifest.cuda), order.gpu_map, vram_files(new.space))
@@ -552,9 +552,6 @@ def _copy_files(order: _Order, new: FreshSleeper) -> None:
     new.files.mkdir(mode=0o700)
     target = new.files / CRIU_IMAGES
     target.mkdir(mode=0o700)
-    rest = Path(order.rest)
-    for file in (rest / SHARED_MEMORY, rest / KERNEL_LOG):
-        shutil.copyfile(file, new.files / file.name)
     for file in Path(order.criu).iterdir():
         shutil.copyfile(file, target / file.name)
     for file in Path(order.vram).iterdir():

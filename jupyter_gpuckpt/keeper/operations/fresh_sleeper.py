@@ -9,7 +9,7 @@ import shutil
 import signal
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from ...errors import (
     Damaged,
     Refused,
 )
+from ...freeze import shm_archive
 from ...freeze.criu_program import CriuProgram
 from ...freeze.long_runs import LongRuns, plan
 from ...freeze.ranges import Range
@@ -247,37 +248,25 @@ class FreshSleeper:
         """Where the snapshot's VRAM is put, as the keeper names it: the processes take it from there."""
         return vram_files(self.space).outside
 
-    async def furnish(self, snapshot: Snapshot) -> None:
-        """Give the sleeper the run folder, the /dev/shm and the own files of the snapshot."""
+    async def furnish(self, snapshot: Snapshot, rest: Path | None = None) -> None:
+        """Give the sleeper the run folder, the /dev/shm and the own files of the snapshot.
+
+        `rest` is the folder with the first two where they are not among the snapshot's files, and stay as they are.
+        """
         kernel_log = self.space.run_dir / KERNEL_LOG
-        shutil.copyfile(snapshot.directory / KERNEL_LOG, kernel_log)
+        shutil.copyfile((rest or snapshot.directory) / KERNEL_LOG, kernel_log)
         kernel_log.chmod(0o600)
-        # tar keeps what counts here: owners, modes, and several names of one semaphore's file.
-        unpack = await asyncio.create_subprocess_exec(
-            "tar",
-            "-x",
-            "-p",
-            "-f",
-            str(snapshot.directory / SHARED_MEMORY),
-            "-C",
-            str(self.space.shared_memory),
-            env=environment(),
-            stdin=asyncio.subprocess.DEVNULL,
-        )
-        limit = settings.criu_timeout((snapshot.directory / SHARED_MEMORY).stat().st_size)
-        status = -signal.SIGKILL
+        archive = (rest or snapshot.directory) / SHARED_MEMORY
         try:
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                status = await asyncio.wait_for(unpack.wait(), limit)
-        finally:
-            if unpack.returncode is None:
-                unpack.kill()
-        if status != 0:
+            await self._unpack(archive)
+        except OSError as e:
             raise Refused(
                 "The snapshot was not restored; nothing was touched.",
                 "Its shared memory (/dev/shm) could not be put in place.",
                 "Check with `df /dev/shm` that there is space for it.",
-            )
+            ) from e
+        if rest is None:
+            archive.unlink()  # it may be large, and lie in memory
         await to_its_end(lambda: self.made.extend(make_lifetime_files(snapshot.directory)))
         if self.placement is not None:
             await to_its_end(self.placement.build)
@@ -285,6 +274,25 @@ class FreshSleeper:
         if self.space.deputy is not None:
             work = Path(self.files_inside, CRIU_IMAGES)
             await asyncio.to_thread(self.space.deputy.check, self.space.path(str(work)))
+
+    async def _unpack(self, archive: Path) -> None:
+        """Put what lay in /dev/shm in place. Raises `OSError`."""
+        shared_memory = self.space.shared_memory
+        large = await asyncio.to_thread(shm_archive.large_files, archive)
+        # tar keeps what counts here: owners, modes, and several names of one semaphore's file.
+        command = ("tar", "-x", "-p", "-f", "-", "-C", str(shared_memory))
+        unpack = await asyncio.create_subprocess_exec(*command, env=environment(), stdin=asyncio.subprocess.PIPE)
+        status = -signal.SIGKILL
+        try:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                unpacking = _fed(unpack, shm_archive.without(archive, large))
+                status = await asyncio.wait_for(unpacking, settings.criu_timeout(archive.stat().st_size))
+        finally:
+            if unpack.returncode is None:
+                unpack.kill()
+        if status != 0:
+            raise OSError(0, f"tar ended with status {status}")
+        await to_its_end(lambda: shm_archive.fill(archive, large, shared_memory))
 
     async def refuse_without_criu(self, program: CriuProgram) -> None:
         """Refuse a restore for which criu does not start any more: a C library of the snapshot's own stands in its way.
@@ -339,6 +347,17 @@ async def _new_namespace(keeper: Keeper, earlier: Mapping[str, int]) -> tuple[Na
         for space, channel in started:
             channel.close()
             await space.kill()
+
+
+async def _fed(program: asyncio.subprocess.Process, data: Iterator[bytes]) -> int:
+    """Give a program its input, and return its exit status."""
+    assert program.stdin is not None
+    with contextlib.suppress(ConnectionError):  # it has ended
+        while piece := await asyncio.to_thread(next, data, b""):
+            program.stdin.write(piece)
+            await program.stdin.drain()
+    program.stdin.close()
+    return await program.wait()
 
 
 async def to_its_end(work: Callable[[], object]) -> None:

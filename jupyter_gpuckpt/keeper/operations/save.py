@@ -15,6 +15,7 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__, settings
@@ -28,7 +29,7 @@ from ...errors import (
     SaveFailed,
     StoreError,
 )
-from ...freeze import cuda, pages
+from ...freeze import cuda, pages, shm_archive
 from ...freeze.criu_program import CriuProgram, version_text
 from ...freeze.parking import PARKED, Elsewhere, single_hashes
 from ...linux import memory, processes
@@ -51,7 +52,7 @@ from ..owner import owner_of
 from ..steps import CellsNow, cells_now, free_name
 from ..unsaved import before, saved_with
 from .host_memory import HostMemory
-from .parts import CRIU_IMAGES, VRAM
+from .parts import CRIU_IMAGES, SHARED_MEMORY, VRAM
 from .progress import OperationProgress, ProgressCallback
 from .take import Check, Frozen, Taken, take
 
@@ -241,8 +242,11 @@ async def describe(
     for folder, inside in ((staging.outside, CRIU_IMAGES), (staging.vram.outside, VRAM)):
         if not folder.is_relative_to(writer.directory):
             writer.include(folder, inside)
-    for file, hashes in taken.frozen.gpu.hashes.items():
-        writer.hashed(f"{VRAM}/{file}", single_hashes(hashes))
+    if not staging.rest.is_relative_to(writer.directory):
+        for file in staging.rest.iterdir():
+            writer.add(file, file.name, file.stat().st_size, own=True)
+    for name, hashes in taken.frozen.gpu.hashes.items():
+        writer.hashed(f"{VRAM}/{name}", single_hashes(hashes))
     files = await asyncio.to_thread(_describe, keeper, keeper.namespace(), writer, taken, progress, with_files)
     taken.frozen.process = replace(taken.frozen.process, files=files)
 
@@ -270,9 +274,14 @@ async def commit(
         machine=to_json(about_machine(program)),
         cuda=taken.frozen.cuda,
         process=to_json(taken.frozen.process),
-        cut=pages.windows,
+        cut=_pieces,
         progress=progress.amount,
     )
+
+
+def _pieces(file: Path) -> Sequence[int] | None:
+    """Return the sizes of the pieces of a snapshot's file that belong together; None where that is not known."""
+    return shm_archive.pieces(file) if file.name == SHARED_MEMORY else pages.windows(file)
 
 
 def _describe(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -53,6 +54,8 @@ __all__ = ["Check", "Frozen", "Taken", "after_save", "before_save", "run_on", "t
 log = logging.getLogger("gpuckpt.keeper")
 
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
+_BLOCK = 512
+"""What `st_blocks` counts, in bytes."""
 _NO_MEMORY = "It was paused until it was written to disk: there is too little free memory to buffer it."
 
 Check = Callable[[int, Mapping[str, Any]], None]
@@ -116,7 +119,7 @@ async def take(
     look_elsewhere: LookElsewhere | None = None,
     memory_before: Callable[[], memory_copy.Before | None] | None = None,
 ) -> Taken:
-    """Freeze the kernel for a moment and take all of it: into the staging, and /dev/shm and log into `directory`.
+    """Freeze the kernel for a moment and take all of it: into the staging, which has `directory` on the disk.
 
     `check` is called before the freeze; `look_elsewhere` says what of its GPU memory need not be taken, and
     `memory_before` what of its host memory; the caller ends the twins of that then (`Frozen.memory`). A kernel that is
@@ -254,6 +257,8 @@ class _Found:
     """What `cuda.describe` says of them."""
     private: int
     """Bytes of host memory to be taken."""
+    shared_files: int
+    """Bytes of files in its /dev/shm."""
     still: list[int]
     """The processes that are stopped already (SIGSTOP)."""
     unless_parked: Mapping[int, Refused]
@@ -290,11 +295,12 @@ async def _look(keeper: Keeper, agent: ReadyForSave, communicators: Communicator
         )
         unless_parked = owners | refused
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
-    private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _only_in_shared_memory(space, tree)
+    private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _beyond_mapped(space, tree)
     if asleep is not None:
         private = max(0, private - asleep.vram.taken(on_gpu))  # which are counted as GPU memory
     still = processes.stopped(tree)
-    return _Found(space, asleep, kernel, tree, on_gpu, described, private, still, unless_parked, apart)
+    shared_files = await asyncio.to_thread(_bytes_of_files, space.shared_memory)
+    return _Found(space, asleep, kernel, tree, on_gpu, described, private, shared_files, still, unless_parked, apart)
 
 
 @dataclass(frozen=True)
@@ -337,6 +343,7 @@ class _Freeze:
             gpu = self._gpu_side(staging)
             undoing.push_async_callback(gpu.close)
             await gpu.prepare(judge=self._judge)
+            await asyncio.to_thread(staging.prepare, found.shared_files, found.private)
             await asyncio.to_thread(self._take_communicators_down)
             await self.progress.enter("freezing", quiet=True)
             began = self.communicators.began or time.monotonic()
@@ -452,7 +459,7 @@ class _Freeze:
             self.program,
             self.keeper.state.kernel_pid,
             (staging.outside, staging.inside),
-            self.directory,
+            (staging.rest, staging.rest_inside),
             self.left,
             size,
             SaveFailed("The {kernel} could not be saved; it keeps running."),
@@ -490,11 +497,30 @@ def _living(space: Namespace) -> set[int]:
     return set(processes.inner_pids(processes.descendants(space.pid)))
 
 
-def _only_in_shared_memory(space: Namespace, tree: Sequence[int]) -> int:
-    """Return the bytes of files in the kernel's /dev/shm beyond those that its processes have mapped."""
+def _beyond_mapped(space: Namespace, tree: Sequence[int]) -> int:
+    """Return the bytes of files in the kernel's /dev/shm beyond those that its processes have mapped.
+
+    It is negative where several have mapped the same, so that this counts once.
+    """
     about = os.statvfs(space.shared_memory)
     used = (about.f_blocks - about.f_bfree) * about.f_frsize
-    return max(0, used - processes.mapped_bytes(tree, "/dev/shm/")) if used else 0  # noqa: S108
+    return used - processes.mapped_bytes(tree, "/dev/shm/") if used else 0  # noqa: S108
+
+
+def _bytes_of_files(folder: Path) -> int:
+    """Return how many bytes the files in a folder have in memory, without those of other file systems in it."""
+    device, total = folder.stat().st_dev, 0
+    folders = [str(folder)]
+    for one in folders:  # grows on the way
+        with contextlib.suppress(OSError), os.scandir(one) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # it is gone
+                    about = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(about.st_mode) and about.st_dev == device:
+                        folders.append(entry.path)
+                    elif stat.S_ISREG(about.st_mode):
+                        total += about.st_blocks * _BLOCK
+    return total
 
 
 def _refuse_half_connections(staging: Staging) -> None:

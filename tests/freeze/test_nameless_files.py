@@ -1,0 +1,109 @@
+"""Files without a name, which the library in criu has several processes copy into their images, and out of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt import installed
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="choosing pids, as criu may, takes root")
+
+_BEGIN = """
+import os, resource, sys
+folder, MIB = sys.argv[1], 1 << 20
+def opened(name, data=b""):
+    fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT)
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+def at(fd):
+    return os.lseek(fd, 0, os.SEEK_CUR)
+def all_of(fd):
+    return os.pread(fd, 1 << 30, 0)
+def copied_by_others():
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > 0
+data = os.urandom(37 * MIB + 123)
+"""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library by which there are many processors."""
+    library = tmp_path_factory.mktemp("many") / "many.so"
+    source = Path(__file__).with_name("many_processors.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return library
+
+
+def under_the_library(code: str, folder: Path, *more: Path) -> str:
+    preload = ":".join(map(str, (installed.CRIU_SOCKETS_LIBRARY, *more)))
+    words = ["env", f"LD_PRELOAD={preload}", sys.executable, "-c", _BEGIN + code, folder]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("step", ["dump", "restore"])
+def test_all_bytes_and_both_places_are_as_the_system_leaves_them(many: Path, tmp_path: Path, step: str) -> None:
+    """In a dump an image is written behind its head; in a restore a file is filled where it has a hole."""
+    said = under_the_library(
+        """
+source, image = opened("source", data), opened("image")
+os.write(image, b"head")
+assert os.sendfile(image, source, 4096, 20 * MIB + 5) == 20 * MIB + 5
+assert (at(source), at(image)) == (0, 4 + 20 * MIB + 5)
+os.write(image, b"tail")
+assert all_of(image) == b"head" + data[4096 : 4096 + 20 * MIB + 5] + b"tail"
+print(copied_by_others())
+"""
+        if step == "dump"
+        else """
+image, made = opened("image", b"head" + data), opened("made")
+os.ftruncate(made, 50 * MIB)
+os.lseek(image, 4, os.SEEK_SET)
+os.lseek(made, 8192, os.SEEK_SET)
+assert os.sendfile(made, image, None, 37 * MIB) == 37 * MIB
+assert (at(image), at(made)) == (4 + 37 * MIB, 8192 + 37 * MIB)
+assert all_of(made) == bytes(8192) + data[: 37 * MIB] + bytes(13 * MIB - 8192)
+print(copied_by_others())
+""",
+        tmp_path,
+        many,
+    )
+    assert said == "True\n"
+
+
+def test_small_ones_are_left_to_the_system(many: Path, tmp_path: Path) -> None:
+    code = """
+os.sendfile(opened("image"), opened("source", data), 0, 15 * MIB)
+print(copied_by_others())
+"""
+    assert under_the_library(code, tmp_path, many) == "False\n"
+
+
+def test_where_there_is_no_room_the_system_says_so(many: Path, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=45M", "none", tmp_path], check=True)
+    try:
+        said = under_the_library(
+            """
+source, image = opened("source", data), opened("image", b"head")
+os.lseek(image, 4, os.SEEK_SET)
+sent = os.sendfile(image, source, 0, 30 * MIB)
+assert sent < 10 * MIB and at(image) == 4 + sent == os.fstat(image).st_size
+assert all_of(image) == b"head" + data[:sent]
+try:
+    os.sendfile(image, source, sent, 30 * MIB - sent)
+except OSError as e:
+    print(e.strerror)
+""",
+            tmp_path,
+            many,
+        )
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert said == "No space left on device\n"
