@@ -247,7 +247,10 @@ def has_huge_pages(pids: Iterable[int]) -> bool:
 
 
 def mapped_bytes(pids: Iterable[int], folder: str) -> int:
-    """Return how many bytes of files in a folder, by its path, these processes have mapped and in memory."""
+    """Return how many bytes of files in a folder, by its path, these processes have mapped and in memory.
+
+    What several of them have counts several times; a process's own copy of a page is no part of a file.
+    """
     total = 0
     for pid in pids:
         if any(path.startswith(folder) for path in mapped_files(pid)):
@@ -262,8 +265,8 @@ def _resident_of(smaps: Iterable[str], folder: str) -> int:
         columns = line.split(maxsplit=5)
         if not columns[0].endswith(":"):
             counts = len(columns) == 6 and columns[5].startswith(folder)
-        elif counts and columns[0] == "Rss:":
-            total += int(columns[1]) * 1024
+        elif counts and columns[0] in ("Rss:", "Anonymous:"):
+            total += int(columns[1]) * (1024 if columns[0] == "Rss:" else -1024)
     return total
 
 

@@ -37,19 +37,30 @@ def test_a_second_save_stores_what_changed(notebook: Notebook) -> None:
 
 def test_what_lies_in_shared_memory_counts_once(notebook: Notebook) -> None:
     """So that the disk, and the memory at a restore, are known to have room for it."""
+    notebook.run("""
+import mmap, multiprocessing, os
+from multiprocessing import shared_memory
+here, there = multiprocessing.Pipe()
+def looks_at_all_of_it():
+    there.recv()
+    twice = [mmap.mmap(os.open("/dev/shm/mapped", os.O_RDWR), 0) for _ in range(2)]
+    there.send(sum(sum(one[::4096]) for one in twice))
+    there.recv()
+child = multiprocessing.get_context("fork").Process(target=looks_at_all_of_it)
+child.start()
+""")
     notebook.run("%gpuckpt save without")
     notebook.run(f"""
-import os
-from multiprocessing import shared_memory
 with open("/dev/shm/nobody-has-it-mapped", "wb") as file:
     file.write(os.urandom({40 * MB}))
 mapped = shared_memory.SharedMemory("mapped", create=True, size={40 * MB})
 mapped.buf[:] = bytes({40 * MB})
+here.send(0); here.recv()
 """)
     notebook.run("%gpuckpt save both")
     without, both = (Store(store()).get(name).process["private_bytes"] for name in ("without", "both"))
     assert 80 * MB <= both - without < 110 * MB
-    notebook.run("mapped.close(); mapped.unlink()")
+    notebook.run("here.send(0); child.join(); mapped.close(); mapped.unlink()")
 
 
 def test_a_snapshot_knows_the_one_that_its_kernel_came_from(notebook: Notebook) -> None:
