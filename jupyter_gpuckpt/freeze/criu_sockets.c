@@ -85,14 +85,18 @@ __attribute__((destructor)) static void remove_folder(void)
 	}
 }
 
+extern char *program_invocation_short_name; /* errno.h, where all of GNU is asked for */
+
 /* Whoever looks for a criu to use asks whether this library is heeded, and what it can do: a criu that is linked
  * statically is without it, and an older library without `criu_connections.c` or `criu_filters.c`. */
 __attribute__((constructor)) static void tell(void)
 {
 	if (getenv("GPUCKPT_TELL_SOCKETS") != NULL)
 		dprintf(STDOUT_FILENO, "Sockets: private\nConnections: made anew\nFilters: of the tree alone\n");
-	/* It is for criu alone: the shell and the programs that criu starts may be a container's, with another C library. */
-	unsetenv("LD_PRELOAD");
+	/* It is for criu alone: the shell and the programs that criu starts may be a container's, with another C library. But
+	 * a script that starts criu, as GPUCKPT_CRIU may name one, passes it on. */
+	if (strncmp(program_invocation_short_name, "criu", strlen("criu")) == 0)
+		unsetenv("LD_PRELOAD");
 }
 
 static int has_name(const struct sockaddr_un *address, socklen_t length, const char *name)
