@@ -351,6 +351,32 @@ def test_daemons_stay_in_the_kernels_tree_and_are_saved(notebook: Notebook, tmp_
         wait_until(lambda beats=beats, before=before: beats.stat().st_size > before, what=f"{beats} did not come back")
 
 
+def test_what_others_of_a_session_left_behind_stays_the_kernels_child_and_is_saved_again(notebook: Notebook) -> None:
+    """Of a session whose leader goes on, as of `(program &)` in a terminal, and of one whose leader is a zombie."""
+    notebook.run("""
+        import os, psutil, subprocess, time, warnings
+        warnings.simplefilter("ignore")  # as above
+        alive, kernel = 41, os.getpid()
+        shell = subprocess.Popen(["sh", "-c", "(sleep 1000 &); exec cat"], start_new_session=True, stdin=-1)
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    os.execv("/bin/sleep", ["sleep", "1000"])
+                while os.getppid() != kernel: time.sleep(0.01)
+            os._exit(0)
+        def left():
+            processes = psutil.Process().children()
+            return sorted((one.name(), one.status() == "zombie", os.getsid(one.pid)) for one in processes)
+    """)
+    wait_until(lambda: notebook.value("[name for name, *_ in left()]").count("'sleep'") == 2)
+    wait_until(lambda: notebook.value("[ended for _, ended, _ in left()].count(True)") == "2")
+    before = notebook.value("left()")
+    for _ in range(2):
+        saves_and_restores(notebook)
+        assert notebook.value("left()") == before
+
+
 def test_a_process_that_is_no_child_of_the_kernel_is_named(
     notebook: Notebook, cannot_save: Callable[[], Answer]
 ) -> None:
