@@ -45,6 +45,7 @@ def passes(person: Person, file: str, which: str) -> int:
         ("keeper/test_dask.py", ["futures_in_flight"]),
         ("keeper/test_taken.py", ["locked_since", "stays_hibernated", "terminal", "refused_what"]),
         ("kernel/test_what_survives.py", ["not_waited_for", "no_files", "on_their_way", "was_removed"]),
+        ("kernel/test_refusals.py", ["left_behind"]),
     ],
 )
 def test_what_holds_for_roots_kernels_and_jobs_holds_for_a_users(
