@@ -194,6 +194,26 @@ def test_locks_with_a_thread_that_waits(notebook: Notebook) -> None:
     assert value(notebook, "let_pass()") == "['condition', 'lock']"
 
 
+def test_a_poll_without_a_time_limit_goes_on_waiting(notebook: Notebook) -> None:
+    """Programs for which no signal can come, such as script(1), end at an EINTR."""
+    notebook.run("""
+        import ctypes, os, struct, threading
+        libc, (r, w), found = ctypes.CDLL(None, use_errno=True), os.pipe(), []
+        asked = ctypes.create_string_buffer(struct.pack("ihh", r, 1, 0))  # POLLIN
+        thread = threading.Thread(target=lambda: found.append((libc.poll(asked, 1, -1), ctypes.get_errno())))
+        thread.start()
+        while open(f"/proc/self/task/{thread.native_id}/syscall").read().split()[0] != "7": pass
+        def waited():
+            os.write(w, b"x")
+            thread.join(60)
+            return found
+    """)
+    save(notebook)
+    assert value(notebook, "waited()") == "[(1, 0)]"
+    restore(notebook)
+    assert value(notebook, "waited()") == "[(1, 0)]"
+
+
 def test_asyncio_tasks(notebook: Notebook) -> None:
     notebook.run("""
         import asyncio
