@@ -195,10 +195,12 @@ def find(text: str) -> KernelFolder:
     job = jobs.named(text)
     if job is not None and job.has_ended():
         ended = job.state().ended
+        snapshot = ended.snapshot if ended is not None else None
+        how = how_it_ended(ended.status if ended is not None else None, snapshot)
         raise Refused(
             f"The job {text} does not run.",
-            f"It has {how_it_ended(ended.status if ended is not None else None)}.",
-            f"`jupyter gpuckpt restore {text} SNAPSHOT` restores it.",
+            f"It {'is' if snapshot else 'has'} {how}.",
+            f"`jupyter gpuckpt restore {text}{'' if snapshot else ' SNAPSHOT'}` restores it.",
         )
     return job or keepers.find(text)
 

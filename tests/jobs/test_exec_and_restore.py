@@ -397,6 +397,9 @@ def test_one_that_is_hibernated_alone_comes_back(tmp_path: Path) -> None:
     assert ask("udp", port) == "101"
     assert "`restore counter` brings the job back." in run("hibernate", "counter").out
     assert counter.told()["hibernated_as"]
+    refused = run("save", "counter", "later").err
+    assert "It is hibernated as hibernated-counter." in refused
+    assert "`jupyter gpuckpt restore counter` restores it." in refused
     counter.restore()
     assert ask("udp", port) == "102"
 
