@@ -26,7 +26,7 @@ def of(pid: int | str) -> Places:
     OSError : it has ended.
     """
     lines = proc.lines(f"/proc/{pid}/cgroup")
-    return {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
+    return {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines if line)}
 
 
 def join(places: Places) -> None:

@@ -12,13 +12,14 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import Refused
-from ..linux import proc, processes, spawning
+from ..linux import proc, processes, seccomp, spawning
 from . import filter_reader, mounts
 
 __all__ = ["IMAGES_AT", "Container", "furnish", "of"]
@@ -36,6 +37,9 @@ _SHARED = ("user", "time")
 _ENTERED = ("net", "ipc", "uts", "cgroup", "mnt")
 """The namespaces of a container, in the order in which they are entered; that of pids is for children, which follow."""
 _RIGHTS = ("CapInh", "CapPrm", "CapEff", "CapAmb", "CapBnd")
+_APPARMOR = Path("/sys/module/apparmor")
+_PROFILE = re.compile(rb"([\w./-]+) \((?:enforce|complain)\)")
+"""What the label of a process says that is under one profile, of the machine's own."""
 _MS_RDONLY, _MS_REMOUNT = 1, 32  # linux/mount.h
 _FLAGS = spawning.MS_NOSUID | spawning.MS_NODEV | spawning.MS_NOEXEC
 
@@ -51,6 +55,7 @@ class Container:
     namespaces : descriptors of those that are entered, by their names in /proc/PID/ns.
     depth : how many namespaces of pids it is below the machine's first one.
     filter : the instructions of its filter of system calls; empty where it has none.
+    profile : the one of AppArmor's that it is under; empty where the broker is under the same, or none.
     python : the client's own program, as a path in the container.
     hidden : the paths below /proc that its runtime has hidden or made read-only; the latter are true.
     oom_score : how soon the system ends a process of it, where memory is short.
@@ -59,6 +64,7 @@ class Container:
     namespaces: dict[str, int]
     depth: int
     filter: bytes
+    profile: str
     python: str
     hidden: dict[str, bool]
     oom_score: str
@@ -79,6 +85,20 @@ class Container:
             if kind not in but and _libc.setns(self.namespaces[kind], 0) != 0:
                 number = ctypes.get_errno()
                 raise OSError(number, f"setns ({kind}): {os.strerror(number)}")
+
+    def confine(self) -> None:
+        """Put this process under the container's filter of system calls, and its profile once it is another program.
+
+        It must have ``no_new_privs``.
+
+        Raises
+        ------
+        OSError : the system does not let it be done.
+        """
+        if self.profile:
+            Path("/proc/self/attr/exec").write_text(f"exec {self.profile}")  # apparmor(7), aa_change_onexec(2)
+        if self.filter:
+            seccomp.install([self.filter])
 
     def inner(self, pid: int) -> int:
         """Return the pid that a process of the container, or of namespaces in it, has in the container.
@@ -147,6 +167,7 @@ def of(pid: int, sleepers: Collection[int]) -> Container:
             namespaces=namespaces,
             depth=len(processes.namespace_pids(pid)) - 1,
             filter=_filter_of(pid, first),
+            profile=_profile_of(pid, first),
             python=os.readlink(f"/proc/{pid}/exe"),  # noqa: PTH115
             hidden=_hidden_in(pid),
             oom_score=proc.read(f"/proc/{pid}/oom_score_adj").strip(),
@@ -225,6 +246,17 @@ def _filter_of(pid: int, first: int) -> bytes:
     if count != processes.status(first).get("Seccomp_filters") or count not in ("0", "1"):
         raise _refused(pid, "with a filter of system calls of its own")
     return filter_reader.filter_of(pid) if count == "1" else b""
+
+
+def _profile_of(pid: int, first: int) -> str:
+    """Return the container's profile of AppArmor's: whoever is under none can come under each, at an exec."""
+    own, label = processes.label("self"), processes.label(pid)
+    if label == own:
+        return ""
+    match = _PROFILE.fullmatch(label)
+    if match is None or own != b"unconfined" or label != processes.label(first) or not _APPARMOR.exists():
+        raise _refused(pid, "with a security label (AppArmor, SELinux) that the broker cannot give")
+    return match[1].decode()
 
 
 def _hidden_in(pid: int) -> dict[str, bool]:

@@ -340,7 +340,8 @@ class Deputy:
     def _restore(self, peer: Peer, asked: Restore, folder: int) -> int | None:
         _refuse_strange_folder(peer, folder)
         at = self._images_at(peer)
-        user = Path(at, images.USER_FOLDER)
+        # By the descriptor: below /proc, where images are in containers, a profile of AppArmor's may forbid to write.
+        user = Path(f"/proc/self/fd/{_IMAGES}")
         arguments = [*criu.restore_arguments(Path(at), user / criu.RESTORE_LOG, asked.left), "--work-dir", str(user)]
 
         random_state.spoil()
@@ -349,8 +350,9 @@ class Deputy:
 
             def work() -> None:
                 images.lay_out(folder, at, peer)
-                _place(lent)
-                become(peer, [CAP_CHECKPOINT_RESTORE], lent)
+                held = {_IMAGES: folder, **lent}
+                _place(held)
+                become(peer, [CAP_CHECKPOINT_RESTORE], held)
                 self._become_criu(peer, arguments, {})
 
             return self._inside(peer, work, min(asked.seconds, _LONGEST), lambda: images.take_away(at))

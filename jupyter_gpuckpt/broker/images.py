@@ -22,10 +22,10 @@ from . import image_reader
 from .peer import Peer
 from .rights import act_as
 
-__all__ = ["USER_FOLDER", "copy", "lay_out", "take_away", "write_down"]
+__all__ = ["copy", "lay_out", "take_away", "write_down"]
 
-USER_FOLDER = "user"
-"""In the checked folder: the user's own, for criu's log and for contents."""
+_USER_FOLDER = "user"
+"""In the checked folder: the user's own, for contents."""
 
 _MANY, _MUCH = 200_000, 512 << 20  # files, and bytes of them together: what is copied
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -45,7 +45,7 @@ def lay_out(folder: int, at: str, peer: Peer) -> None:
     # Set-group-id: what is made in it is the user's to read.
     options = f"mode=2750,uid=0,gid={peer.gid},size={_MUCH},nr_inodes={_MANY}"
     _mount("gpuckpt-images", at, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
-    user = os.path.join(at, USER_FOLDER)  # noqa: PTH118
+    user = os.path.join(at, _USER_FOLDER)  # noqa: PTH118
     os.mkdir(user, 0o700)  # noqa: PTH102
     act_as(peer.uid, peer.gid)
     os.fchdir(folder)
@@ -109,7 +109,7 @@ def write_down(packets: Iterator[bytes], at: str) -> None:
             name = content.decode("ascii", errors="replace")
             path = os.path.join(at, name)  # noqa: PTH118
             if kind == image_reader.CONTENTS and image_reader.MEMORY_NAME.fullmatch(name):
-                os.symlink(f"{USER_FOLDER}/{name}", path)  # noqa: PTH211
+                os.symlink(f"{_USER_FOLDER}/{name}", path)  # noqa: PTH211
             elif kind == image_reader.FILE and image_reader.IMAGE_NAME.fullmatch(name):
                 opened.close()
                 file = opened.enter_context(os.fdopen(os.open(path, _NEW, 0o440), "wb"))

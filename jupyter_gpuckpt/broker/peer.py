@@ -93,12 +93,12 @@ class Peer:
             raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS)
             groups = struct.unpack(f"{len(raw) // 4}I", raw)
             _refuse_other_rights(pid, uid, gid)
-            _refuse_label(pid)
             container, namespace = None, -1
             if container_of is not None and _is_elsewhere(pid, "pid"):
                 container = container_of(pid)
             else:
                 _refuse_confined(pid)
+                _refuse_label(pid)
                 namespace = _mount_namespace(pid, own)
             login = login_of(pid)
             login = uid if login == NO_LOGIN else login
@@ -190,7 +190,7 @@ def _refuse_confined(pid: int) -> None:
 
 
 def _refuse_label(pid: int) -> None:
-    if _label(pid) != _label("self"):
+    if processes.label(pid) != processes.label("self"):
         raise _refused(f"Process {pid} has a different security label (AppArmor, SELinux) from the broker.")
 
 
@@ -210,13 +210,6 @@ def _root_folder(pid: int | str) -> tuple[int, int, str]:
         return about.st_dev, about.st_ino, mount
     finally:
         os.close(folder)
-
-
-def _label(pid: int | str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/attr/current").read_bytes()
-    except OSError:
-        return b""  # no such module
 
 
 def _limits(pid: int) -> dict[int, tuple[int, int]]:

@@ -11,7 +11,7 @@ import resource
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ..linux import capabilities, seccomp
+from ..linux import capabilities
 from .descriptors import close_at_exec
 from .peer import NO_LOGIN, Peer, login_of
 
@@ -80,8 +80,8 @@ def become(peer: Peer, capabilities: Collection[int] = (), descriptors: Collecti
     for number in capabilities:
         _check(_libc.prctl(_PR_CAP_AMBIENT, _RAISE, number, 0, 0), "keep a capability over exec")
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
-    if peer.container is not None and (code := peer.container.filter):
-        seccomp.install([code])
+    if peer.container is not None:
+        peer.container.confine()
 
 
 @contextlib.contextmanager

@@ -47,6 +47,14 @@ def status(pid: int | str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
+def label(pid: int | str) -> bytes:
+    """Return what a security module (AppArmor, SELinux) calls a process; nothing where the system has none."""
+    try:
+        return Path(f"/proc/{pid}/attr/current").read_bytes().rstrip(b"\0\n")
+    except OSError:
+        return b""
+
+
 def descendants(pid: int) -> list[int]:
     """Return the pids of all living processes below `pid`, parents before their children."""
     found: list[int] = []

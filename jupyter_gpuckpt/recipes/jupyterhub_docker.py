@@ -22,6 +22,5 @@ c.DockerSpawner.volumes = {
 c.DockerSpawner.extra_host_config = {
     "cap_drop": ["ALL"],
     "group_add": [str(grp.getgrnam("gpuckpt").gr_gid)],
-    # Where the machine has AppArmor, "apparmor=unconfined", too.
     "security_opt": ["no-new-privileges", f"seccomp={Path('/etc/jupyterhub/seccomp.json').read_text()}"],
 }
