@@ -37,6 +37,7 @@ from .operations.requests import Attach, Close, Hibernate, Signal, Status
 
 _LOST = -signal.SIGKILL
 _TO_LISTEN = 0.3  # how long a start waits for its kernel to listen, in seconds
+_TO_WRITE = 3.0  # how long it waits for an encrypted one to write its connection file, in seconds
 _LOOK = 0.01
 _ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been asked, in seconds
 _AGAIN_TIMEOUT = 1.0  # the same of one that was silent the last time: a shutdown interrupts first, and then kills
@@ -219,7 +220,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         # Without a trial: the start itself is one, and where it fails a trial says more plainly why.
         reason = await in_thread(why_unavailable, with_trial=False)
         if reason is None:
-            launch = self._launch(cmd, environment, kwargs)
+            launch, written = self._launch(cmd, environment, kwargs), _written_at(self.parent.connection_file)
             starting = starts[self.kernel_id] = begin_in_thread(self._start, launch)
             starting.add_done_callback(lambda _: starts.pop(launch.kernel_id, None))
             try:
@@ -227,6 +228,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 self._process, self._folder, self._keeper, self._exit_status = process, folder, keeper, None
                 self.pid = process.pid
                 await self._until_it_listens()
+                if self._has_agent and self.parent.curve_publickey is not None:
+                    await _until_written(self.parent.connection_file, written)
                 return self.connection_info
             except asyncio.CancelledError:
                 # Nobody waits for the kernel any more, and the thread does not know.
@@ -499,6 +502,28 @@ def _leave_resumed(folder: KernelFolder) -> bool:
     except (GpuckptError, OSError, ValueError):
         pass
     return True
+
+
+def _written_at(file: str) -> int:
+    """Return when a file was written, in nanoseconds; 0 where there is none."""
+    try:
+        return Path(file).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+async def _until_written(file: str, before: int) -> None:
+    """Wait until an encrypted kernel has written its connection file, as ipykernel does right after it listens.
+
+    It compares keys, which it has as bytes, with the text in the file (ipykernel 7.4, `write_connection_file`), so it
+    writes each time. The manager reads the file as soon as the kernel is started, and must not find half of it.
+    """
+    deadline = time.monotonic() + _TO_WRITE
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            if _written_at(file) != before and json.loads(Path(file).read_text()):
+                return
+        await asyncio.sleep(_LOOK)
 
 
 def _can_encrypt(manager: Any, ipykernel: str) -> bool:

@@ -79,7 +79,10 @@ def test_an_encrypted_kernel_goes_back_to_its_own_snapshot_also_after_a_restart(
     assert "Restored here" in notebook.run("%gpuckpt restore here").text
     assert notebook.value("x") == "1"
     notebook.manager.restart_kernel(now=True)
+    # The manager has just read the file, so the kernel must be done with it.
+    written = Path(notebook.manager.connection_file).stat().st_mtime_ns
     notebook.wait_for_ready()
+    assert Path(notebook.manager.connection_file).stat().st_mtime_ns == written
     notebook.run("%gpuckpt restore here")
     assert notebook.value("x") == "1"
 
