@@ -317,7 +317,7 @@ def _describe(
         raise SaveFailed(
             "The {kernel} was not saved; it keeps running.",
             f"The snapshot's file information could not be written: {e.strerror}: {e.filename}",
-            f"Free space on the disk of {writer.directory}; with --with-files, make sure that nothing (pip, conda) "
+            f"Free disk space at {writer.directory}; with --with-files, make sure that nothing (pip, conda) "
             "changes the Python environment meanwhile. Then save again.",
         ) from e
 
