@@ -346,6 +346,9 @@ def test_two_who_send_the_same_name_at_once_do_not_both_succeed(
             outcomes.append(store.get("it").message)
         except NameTaken:
             outcomes.append("taken")
+        except RemoteError as e:  # an S3 that gave both of them the name (moto does, now and then): it is read back
+            assert "reads back differently" in e.why
+            outcomes.append("taken")
 
     remote(ann)  # the mark is there
     threads = [threading.Thread(target=send, args=[store]) for store in (ann, bob)]
