@@ -6,7 +6,6 @@ root folder of their own, and a first process that has no rights, and can have n
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -86,20 +85,12 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture
-def person(machine: Machine) -> Iterator[Callable[..., Person]]:
-    """Make people for one test, who keep nothing."""
-    made: list[Person] = []
-
-    def make(name: str, **kwargs: object) -> Person:
-        made.append(machine.person(name, **kwargs))
-        return made[-1]
-
-    yield make
-    for one in made:
-        with contextlib.suppress(BrokenPipeError):  # those that could not begin
-            one.close()
-        for folder in ("runtime", "store"):
-            shutil.rmtree(one.home / folder, ignore_errors=True)
+def person(machine: Machine, person: Callable[..., Person]) -> Callable[..., Person]:
+    """Make people for one test, who have nothing of another one's containers."""
+    for folder in machine.folder.glob("*/[rs]*"):
+        if folder.name in ("runtime", "store"):
+            shutil.rmtree(folder)
+    return person
 
 
 @pytest.fixture
@@ -112,6 +103,16 @@ def contained(person: Callable[..., Person]) -> Person:
 
 def of_kernel(person: Person, expression: str) -> str:
     return person.runs(f"print({expression})").strip()
+
+
+def is_saved_and_restored(person: Person) -> None:
+    """Start a kernel, save it, and restore it."""
+    person.starts_kernel()
+    person.runs("x = 1")
+    person.runs("%gpuckpt save here")
+    person.runs("x = 2")
+    person.runs("%gpuckpt restore here")
+    assert of_kernel(person, "x") == "1"
 
 
 _PLACE = "{k: os.readlink(f'/proc/self/ns/{k}') for k in ('net', 'ipc', 'uts', 'cgroup', 'user')}"
@@ -164,12 +165,7 @@ def test_a_container_needs_no_criu_of_its_own(person: Callable[..., Person], fil
     alice = person("alice", confined=in_container(image), rights=_NO_RIGHTS, wrapper=filtered(filters))
     assert alice.does("import os", f"os.listdir({str(settings.criu_prefix())!r})") == []
     assert not alice.does(f"os.path.exists({str(installed.CRIU_SOCKETS_LIBRARY)!r})")
-    alice.starts_kernel()
-    alice.runs("x = 1")
-    alice.runs("%gpuckpt save here")
-    alice.runs("x = 2")
-    alice.runs("%gpuckpt restore here")
-    assert of_kernel(alice, "x") == "1"
+    is_saved_and_restored(alice)
 
 
 def test_what_the_runtime_hides_stays_hidden(contained: Person) -> None:
@@ -236,12 +232,7 @@ def test_an_image_runs_nothing_as_root(person: Callable[..., Person], spy: Path)
     hostile = f"cp {spy} ./spy.so; echo /spy.so > etc/ld.so.preload; touch spied; chmod 666 spied"
     alice = person("alice", confined=in_container(hostile), rights=_NO_RIGHTS, wrapper=filtered())
     alice.does("open('/spied', 'w').close()")  # until here, this test itself was root in it
-    alice.starts_kernel()
-    alice.runs("x = 1")
-    alice.runs("%gpuckpt save here")
-    alice.runs("x = 2")
-    alice.runs("%gpuckpt restore here")
-    assert of_kernel(alice, "x") == "1"
+    is_saved_and_restored(alice)
     spied = {tuple(line.split()) for line in alice.does("open('/spied').read()").splitlines()}
     nothing, of_criu = "0" * 16, f"{1 << 40:016x}"
     assert {(uid, euid) for uid, euid, _ in spied} == {(str(alice.uid), str(alice.uid))}

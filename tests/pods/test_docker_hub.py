@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from counting import COUNTING
 from hub import Hub
 from podman import MachinesBroker, Podman
 
@@ -17,16 +18,6 @@ pytestmark = pytest.mark.timeout(1500)
 
 _RECIPES = Path(jupyter_gpuckpt.__file__).parent / "recipes"
 _IMAGE = "localhost/gpuckpt-hub"
-_COUNTING = """
-import os, threading, time
-secret, counted = os.urandom(8).hex(), [0]
-def count():
-    while True:
-        counted[0] += 1
-        time.sleep(0.05)
-threading.Thread(target=count, daemon=True).start()
-print(secret, counted[0])
-"""
 _HERE = """
 import os
 from dockerspawner import DockerSpawner
@@ -79,7 +70,7 @@ def hub(podman: Podman, tmp_path: Path) -> Iterator[Hub]:
 
 def test_a_server_in_a_container_without_rights_has_its_kernels_back_in_the_next(hub: Hub, podman: Podman) -> None:
     alice = hub.start("alice")
-    secret, _ = alice.run(_COUNTING).split()
+    secret, _ = alice.run(COUNTING).split()
     assert "CapBnd:\t0000000000000000" in alice.run("print(open('/proc/1/status').read())")
     counted = int(alice.run("print(counted[0])"))
     for _ in range(2):

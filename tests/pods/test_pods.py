@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from counting import COUNTING
 from notebooks import wait_until
 from podman import IMAGE, ROOT, MachinesBroker, Podman
 
@@ -18,16 +19,6 @@ pytestmark = pytest.mark.timeout(900)
 _MANIFESTS = ROOT / "deploy" / "kubernetes"
 _CLIENT = (Path(__file__).parent / "notebook_client.py").read_text()
 _GRACE = 120
-_COUNTING = """
-import os, threading, time
-secret, counted = os.urandom(8).hex(), [0]
-def count():
-    while True:
-        counted[0] += 1
-        time.sleep(0.05)
-threading.Thread(target=count, daemon=True).start()
-print(secret, counted[0])
-"""
 _TRAIN = """
 import os, time
 secret = os.urandom(8).hex()
@@ -88,7 +79,7 @@ def test_a_notebooks_kernel_is_hibernated_when_its_pod_is_stopped_and_resumed_in
     podman: Podman, lab: dict[str, Any], tmp_path: Path
 ) -> None:
     podman.play(lab, tmp_path / "pod.json")
-    secret, _ = _run(podman, _COUNTING).split()
+    secret, _ = _run(podman, COUNTING).split()
     before = int(_run(podman, "print(counted[0])"))
     status = podman.python("lab-lab", "print(open('/proc/self/status').read())")
     assert "CapEff:\t0000000000000000" in status
@@ -126,7 +117,7 @@ def test_a_pod_that_is_killed_loses_what_was_not_saved_and_no_more(
     podman: Podman, lab: dict[str, Any], tmp_path: Path
 ) -> None:
     podman.play(lab, tmp_path / "pod.json")
-    secret, _ = _run(podman, _COUNTING).split()
+    secret, _ = _run(podman, COUNTING).split()
     _run(podman, "%gpuckpt save --wait kept")
     podman.does("pod", "kill", "lab")
     podman.does("pod", "rm", "-f", "lab")
