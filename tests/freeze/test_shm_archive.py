@@ -98,8 +98,9 @@ def parts_of(path: Path) -> list[bytes]:
         return [os.pread(file.fileno(), 2 * MIB, i * 3 * MIB) for i in range(6)]
 
 
-def pack(archive: Path, folder: Path) -> None:
-    subprocess.run([installed.SHM_PACKER, archive, folder, "gpuckpt"], check=True, timeout=60)
+def pack(archive: Path, folder: Path, **variables: str) -> None:
+    words = [installed.SHM_PACKER, archive, folder, "gpuckpt"]
+    subprocess.run(words, check=True, timeout=60, env={**os.environ, **variables})
 
 
 def unpack(archive: Path, into: Path) -> int:
@@ -115,13 +116,16 @@ def unpack(archive: Path, into: Path) -> int:
 @pytest.mark.parametrize("processors", [2, 8])
 @pytest.mark.parametrize("by", ["packer", "tar", "tar of posix"])
 def test_all_comes_back_whoever_packed_it(
-    folder: Path, tmp_path: Path, by: str, processors: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, by: str, processors: int, many: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tar did it in earlier versions; and of its other formats it unpacks all itself."""
+    """tar did it in earlier versions; and of its other formats it unpacks all itself.
+
+    Both ends are told of so many processors: the packer by a library.
+    """
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
     archive, into = tmp_path / "shm.tar", folder / "gpuckpt" / "copy"
     if by == "packer":
-        pack(archive, folder)
+        pack(archive, folder, **({"LD_PRELOAD": str(many)} if processors == 8 else {}))
         assert tar_lists(archive) == tar_lists(pack_by_tar(tmp_path / "other.tar", folder))
     else:
         (folder / "another fifo").unlink()  # tar makes two of these
