@@ -146,6 +146,17 @@ def tar_lists(archive: Path) -> list[str]:
     return sorted(line for line in lines if _LONG not in line and "fifo" not in line)
 
 
+def test_several_processes_copy_what_is_worth_it(folder: Path, tmp_path: Path, many: Path) -> None:
+    """One for each 8 MiB, and for each processor, eight at most; the packer itself is one of them."""
+    forks, variables = tmp_path / "forks", {"LD_PRELOAD": str(many), "NOTED_FORKS": str(tmp_path / "forks")}
+    pack(tmp_path / "shm.tar", folder, **variables)
+    assert forks.stat().st_size == 3  # 26 MiB
+    write(folder / "more", (0, os.urandom(60 * MIB)))
+    forks.unlink()
+    pack(tmp_path / "shm.tar", folder, **variables)
+    assert forks.stat().st_size == 7
+
+
 def test_it_goes_into_memory_that_is_ready_and_over_what_is_left_of_another_try(folder: Path, tmp_path: Path) -> None:
     archive = tmp_path / "shm.tar"
     pack(archive, folder)
