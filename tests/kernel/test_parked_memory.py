@@ -646,11 +646,13 @@ def _host_memory(held: HeldProcess) -> int:
     return sum(file.stat().st_blocks * 512 for file in held.memory.iterdir())
 
 
-def test_only_what_is_in_use_of_a_large_reservation_takes_memory_and_room(start: Start) -> None:
-    """As JAX makes one: three quarters of the GPU, of which little is ever touched."""
+@pytest.mark.parametrize("exported", [0, 1], ids=["", "exportable"])
+def test_only_what_is_in_use_of_a_large_reservation_takes_memory_and_room(start: Start, exported: int) -> None:
+    """As JAX makes one: three quarters of the GPU, of which little is ever touched, and which it could export."""
     held = start(free=1300 * MIB)
     process = held.process
-    assert process.ask("create(1088 << 20)") == 0
+    assert process.ask(f"create(1088 << 20, {exported})") == 0
+    assert process.ask("ours.gpuckpt_part_at(ctypes.c_uint64(blocks[0][0]))") == GIB, "it leaves the GPU part by part"
     process.ask("mark(0, 7)")
     assert held.shows() == Seen(in_use=3 * CHUNK, new=3 * CHUNK)
     assert _host_memory(held) <= 4 * CHUNK
