@@ -23,8 +23,8 @@ __all__ = ["LONG", "LongRuns", "Placing", "plan"]
 
 LONG = 64 << 10
 """Bytes from which on a run of pages is long: fewer make more runs than their bytes are worth."""
-_MOST = 8 << 20
-"""Bytes that are taken at once."""
+_MOST = 2 << 20
+"""Bytes that are taken at once: with 8 MiB, writing takes twice as long where there are many threads."""
 _WORTH_IT = 64 << 20
 """Bytes from which on it is quicker so."""
 

@@ -404,6 +404,11 @@ class Parking:
                 still.kill()
             still.close()
 
+    def give_up_zeros(self) -> None:
+        """Have the holder close the parts in which all is zero; not before the process is checkpointed."""
+        if self._is_parked:
+            self._holder.tell(b"spare")
+
     def finish_copy(self) -> None:
         """Wait until the file has all bytes that are not found elsewhere.
 

@@ -25,6 +25,7 @@ Lines: ``ready`` out, and then one answer to each of
 - ``stage``: make memory ready for what would be copied: ``staged``
 - ``take PID FD``: open every part that comes through that process's socket, but for those that are open already, and
   begin to copy; there is no answer
+- ``spare``: close the parts in which all is zero; there is no answer
 - ``copied``: wait for the copies: ``copied``; or ``no room``, how many bytes of memory they lack
 - ``complete``: copy what was not, too, and give the file its name: ``complete``
 - ``load``: begin to bring the file to the GPUs: ``loaded``; or ``no room``
@@ -481,11 +482,14 @@ class _Holder:
             looked = self._look()
             _write(self._note(MADE), looked.hashes)
             self._in_use, self._left = looked.in_use, looked.known
-            for gpu in self._each():
-                gpu.drop_zeros(self._in_use)
             self._copy_out(looked.new)
         except (RuntimeError, OSError) as e:
             self._failed = str(e)
+
+    def spare(self) -> None:
+        """Close the parts in which all is zero. The GPU clears what it gets back, for which the driver waits then."""
+        for gpu in self._each() if self._has_taken else ():
+            gpu.drop_zeros(self._in_use)
 
     def _look(self) -> _Looked:
         """See what has to be copied of what is open."""
@@ -811,6 +815,9 @@ def _answer(holder: _Holder, line: str) -> str | None:
             return holder.stage()
         case "take", [pid, fd]:
             holder.take(pid, fd)
+            return None
+        case "spare", []:
+            holder.spare()
             return None
         case "copied", []:
             return holder.copied()

@@ -200,6 +200,7 @@ class GpuFreeze:
             raise
         for parking in self._parkings.values():
             parking.let_go()
+            parking.give_up_zeros()
 
     async def _park(self, note: Callable[[int, Parked], None]) -> None:
         """Close the gate for all processes, and park what can be parked."""
