@@ -289,8 +289,23 @@ class Machine:
 
     def restart(self) -> None:
         """End the broker, and start another."""
+        self.stop()
+        self.start_again()
+
+    def stop(self) -> None:
+        """Tell the broker to end."""
         self._broker.terminate()
-        self._broker.wait(30)
+
+    def has_stopped(self, seconds: float) -> bool:
+        """Tell whether the broker ends within so many seconds."""
+        try:
+            return self._broker.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def start_again(self) -> None:
+        """Start another broker, when this one has ended."""
+        assert self.has_stopped(30)
         self._start()
 
     def second_broker(self, group: str) -> subprocess.CompletedProcess[str]:

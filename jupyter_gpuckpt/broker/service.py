@@ -46,7 +46,8 @@ def run(group: str, with_containers: bool = False) -> None:
 
     With containers, it serves those members who live in one that has no rights, too.
 
-    Its deputies end with it, once they have finished what they do; those of another broker take their places.
+    Its deputies end with it, once they have finished what they do; those of another broker take their places. They are
+    waited for, up to a second signal, but where systemd lets them outlive it: a container ends with its first process.
 
     The socket is systemd's, where it hands one over (``LISTEN_FDS``), else one of its own at `installed.broker_socket`.
 
@@ -144,16 +145,17 @@ class _Broker:
         self._listener.setblocking(False)
         while not stopping:
             ready = readable(self._listener, ended, seconds=_REAPING)
-            if ended in ready:
-                with contextlib.suppress(BlockingIOError):
-                    ended.recv(4096)
-            self._reap()
+            self._reap(ended)
             if self._listener in ready:
                 with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
                     for _ in range(_BACKLOG):
                         self._accept()
         for pid in self._deputies:  # none of them is reaped: each is still the process that it was
             os.kill(pid, signal.SIGTERM)
+        self._listener.close()
+        while self._deputies and len(stopping) == 1 and not _is_of_systemd():
+            readable(ended, seconds=_REAPING)
+            self._reap(ended)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -196,7 +198,9 @@ class _Broker:
         finally:
             os._exit(0)
 
-    def _reap(self) -> None:
+    def _reap(self, ended: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            ended.recv(4096)
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 if self._deputies.pop(pid, None) is None:
@@ -210,6 +214,10 @@ def _user_at(connection: socket.socket) -> _User:
         if os.path.samestat(os.stat(f"/proc/{pid}/ns/user"), os.stat("/proc/self/ns/user")):  # noqa: PTH116
             return uid, os.stat(f"/proc/{pid}/ns/pid").st_ino  # noqa: PTH116
     return uid, 0
+
+
+def _is_of_systemd() -> bool:
+    return "NOTIFY_SOCKET" in os.environ or _is_activated()
 
 
 def _tell_systemd(what: str) -> None:

@@ -43,12 +43,15 @@ from ..linux.readiness import readable
 from ..linux.spawning import SLEEPER
 from ..linux.unix_sockets import peer_pid, peer_uid, short_path
 
-__all__ = ["Deputy", "is_needed", "usable_criu"]
+__all__ = ["COMES_BACK", "Deputy", "is_needed", "usable_criu"]
 
 T = TypeVar("T")
 
+COMES_BACK = 20.0
+"""How long a broker that has ended may be gone, as when it is upgraded in a cluster, in seconds."""
 _ANSWER, _CHECK = 30.0, 120.0  # how long a deputy may be silent, in seconds
 _BEGINNING = 10.0  # how long a process may take to become another program, in seconds
+_LOOKS_AGAIN = 0.2  # seconds
 _TIME_TO_END = 30.0  # how much longer than criu itself its deputy may take, in seconds
 
 
@@ -57,8 +60,10 @@ def is_needed() -> bool:
     return os.geteuid() != 0
 
 
-def usable_criu() -> CriuProgram:
+def usable_criu(patience: float = 0.0) -> CriuProgram:
     """Return the criu that dumps and restores here: the broker's, where this process is not root.
+
+    A broker is waited for with so much `patience`, in seconds.
 
     Raises
     ------
@@ -66,7 +71,7 @@ def usable_criu() -> CriuProgram:
     """
     if not is_needed():
         return find_criu()
-    deputy = Deputy()
+    deputy = Deputy(patience)
     try:
         return deputy.criu()
     finally:
@@ -77,15 +82,19 @@ class Deputy:
     """A connection to the broker; for code without an event loop.
 
     A deputy ends with its broker, as when that is upgraded. The next request is another one's, which holds the same
-    sleeper.
+    sleeper; where there is no broker yet, that is waited for, for `COMES_BACK`.
+
+    Parameters
+    ----------
+    patience : for how long the first one is waited for, in seconds.
 
     Raises
     ------
     Unavailable : there is no broker, or it does not serve this user.
     """
 
-    def __init__(self) -> None:
-        self._socket = _connect()
+    def __init__(self, patience: float = 0.0) -> None:
+        self._socket = _connect(patience)
         self._sleeper = 0
 
     def close(self) -> None:
@@ -203,7 +212,7 @@ class Deputy:
     ) -> object:
         if self._is_over():
             self._socket.close()
-            self._socket = _connect()
+            self._socket = _connect(COMES_BACK)
             if self._sleeper:
                 self._exchange(Hold(self._sleeper))
         return self._exchange(asked, descriptors, seconds, started)
@@ -258,7 +267,18 @@ def _proof(pid: int) -> str:
     return next((value for name, _, value in (one.partition("=") for one in variables) if name == PROOF), "")
 
 
-def _connect() -> socket.socket:
+def _connect(patience: float) -> socket.socket:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return _connect_now()
+        except Unavailable:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOOKS_AGAIN)
+
+
+def _connect_now() -> socket.socket:
     path = settings.broker_socket()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # Others may keep the broker busy: connecting waits for its turn, as only a blocking socket does (unix(7)).

@@ -241,6 +241,33 @@ def test_a_broker_that_is_started_anew_knows_the_kernels_of_the_one_before(alice
     assert "Saved by another" in alice.runs("%gpuckpt save by-another").replace("-", " ")
 
 
+def test_a_save_that_is_under_way_when_the_broker_is_stopped_is_finished(alice: Person, machine: Machine) -> None:
+    alice.runs("import os; x = 43; ballast = os.urandom(100_000_000)")
+    kernel = int(alice.does("from keeper_faults import Requested, status", "status(notebook)['pid']"))
+    alice.does("asked = Requested(notebook, 'save', {'name': 'meanwhile'})")
+    while not (criu := processes.tracer(kernel)):
+        pass
+    os.kill(criu, signal.SIGSTOP)
+    machine.stop()
+    assert not machine.has_stopped(1), "its deputy has criu run"
+    os.kill(criu, signal.SIGCONT)
+    machine.start_again()
+    assert alice.does("asked.outcome()")["name"] == "meanwhile"
+    alice.runs("x = 0")
+    alice.runs("%gpuckpt restore meanwhile")
+    assert alice.runs("print(x)") == "43"
+
+
+def test_a_save_waits_for_the_broker_that_comes_next(alice: Person, machine: Machine) -> None:
+    machine.stop()
+    assert machine.has_stopped(10)
+    alice.does("from keeper_faults import Requested", "asked = Requested(notebook, 'save', {'name': 'waited'})")
+    alice.does("asked.join(1)")
+    assert alice.does("asked.is_alive()"), "there is no broker"
+    machine.start_again()
+    assert alice.does("asked.outcome()")["name"] == "waited"
+
+
 def test_doctor_tells_a_user_of_the_broker(alice: Person) -> None:
     document = json.loads(
         alice.does(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...checked import from_json, to_json
 from ...client import adoption, keepers
-from ...client.broker_connection import usable_criu
+from ...client.broker_connection import COMES_BACK, usable_criu
 from ...client.record import KernelFolder, Launch, Operation, Parent, Saved, now
 from ...errors import ForkFailed, GpuckptError, NoSuchKernel, Refused
 from ...freeze import cuda, images
@@ -174,7 +174,7 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress:
             "It uses files from a snapshot that are not on this machine.",
             "Save it, and restore the snapshot in a notebook of its own.",
         )
-    program = await asyncio.to_thread(usable_criu)
+    program = await asyncio.to_thread(usable_criu, COMES_BACK)
     if wanted.save_as:
         saved = await save(keeper, operation, Save(name=wanted.save_as), on_progress)
         wanted = replace(wanted, snapshot=saved.name)
@@ -512,7 +512,7 @@ async def arrive(keeper: Keeper) -> None:
     GpuckptError, OSError : it did not come up; nothing of it is left.
     """
     order = from_json(_Order, keeper.folder.take_order())
-    program = await asyncio.to_thread(usable_criu)
+    program = await asyncio.to_thread(usable_criu, COMES_BACK)
     manifest = order.manifest
     new = await FreshSleeper.prepare(keeper, manifest, order.size)
     snapshot = Snapshot(manifest, new.files)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...client import sleep_record
-from ...client.broker_connection import usable_criu
+from ...client.broker_connection import COMES_BACK, usable_criu
 from ...client.record import Ended, now
 from ...client.sleep_record import KernelReplies
 from ...errors import (
@@ -83,7 +83,7 @@ async def hibernate(
     # Before the kernel is paused: what clients are answered with while it is not there.
     await asyncio.to_thread(importlib.import_module, "jupyter_gpuckpt.keeper.port_listener")
     operation.name = name = await asyncio.to_thread(_free_name, keeper)
-    program = await asyncio.to_thread(usable_criu)
+    program = await asyncio.to_thread(usable_criu, COMES_BACK)
     said = await _about(keeper)
     begin = functools.partial(keeper.store.writer, name, quota=settings.store_quota())
     with await asyncio.to_thread(begin) as writer:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...checked import from_json
-from ...client.broker_connection import usable_criu
+from ...client.broker_connection import COMES_BACK, usable_criu
 from ...client.record import Operation, Parent, now
 from ...errors import (
     GpuckptError,
@@ -116,7 +116,7 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     name = operation.name = name_of(key)
     manifest, files = await asyncio.to_thread(plan_restore, store, key)
     _refuse_to_stop(manifest, request)
-    program = await asyncio.to_thread(usable_criu)
+    program = await asyncio.to_thread(usable_criu, COMES_BACK)
     before = keeper.space  # None where a job comes up that does not run
     leaving = keeper.tree()
     progress.watch.begin("machine")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__, settings
 from ...checked import to_json
-from ...client.broker_connection import usable_criu
+from ...client.broker_connection import COMES_BACK, usable_criu
 from ...client.record import Parent, now
 from ...errors import (
     Busy,
@@ -111,7 +111,7 @@ async def save(
         if request.between_cells:
             _refuse_running(keeper)
 
-    program = await asyncio.to_thread(usable_criu)
+    program = await asyncio.to_thread(usable_criu, COMES_BACK)
     async with contextlib.AsyncExitStack() as closing:
         writer = closing.enter_context(await asyncio.to_thread(_writer, keeper, store, operation, request.replace))
         memory = HostMemory(keeper, writer)

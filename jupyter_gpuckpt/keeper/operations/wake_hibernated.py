@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
-from ...client.broker_connection import usable_criu
+from ...client.broker_connection import COMES_BACK, usable_criu
 from ...client.in_progress import WakeInProgress
 from ...client.record import now
 from ...client.sleep_record import UnconfirmedWake
@@ -91,7 +91,7 @@ async def _bring_up(
     await asyncio.to_thread(keeper.take_lease, saved.id)
     name = operation.name = await asyncio.to_thread(current_name, keeper.store, saved.name, saved.id)
     manifest, request = await asyncio.to_thread(plan_restore, keeper.store, name)
-    program = await asyncio.to_thread(usable_criu)
+    program = await asyncio.to_thread(usable_criu, COMES_BACK)
     check = functools.partial(preflight.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
     fits = await sharing.fitting(keeper, progress, functools.partial(check, keeper.marks, gpus))
     async with contextlib.AsyncExitStack() as undoing:
