@@ -45,8 +45,10 @@ test:
 	@test -e /dev/nvidiactl && echo 'The tests marked gpu run by themselves: make test-gpu' || \
 		echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
+	@$(MAKE) --no-print-directory .venv/pods/ready || echo 'The tests of pods do not run here: there is no podman.'
 	@echo 'The tests run in parts, four at once; what each says comes when it ends (25 to 60 minutes on two processors) ...'
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going \
+		$$(test ! -e .venv/pods/ready || echo test-podman) $(PARTS)
 
 # Four at once, since a part waits much: for a kernel, for criu, for a page. The longest begins first, the shortest last.
 PARTS := test-keeper-c test-lab test-jobs test-broker test-keeper-s test-keeper-d test-keeper-l test-server test-keeper-t \
@@ -65,13 +67,14 @@ test-kernel-a: THESE = $(wildcard tests/kernel/test_[a-o]*.py)
 test-kernel-p: THESE = $(wildcard tests/kernel/test_[p-z]*.py)
 test-server: THESE = tests/server
 test-store: THESE = tests/store
+test-podman: THESE = tests/pods/test_pods.py
 # Those with a target of their own, and tests/gpu, which says why it does not run where there is no GPU.
 APART := hub kubernetes pods programs shared_store slurm $(if $(wildcard /dev/nvidiactl),gpu)
 IN_PARTS := broker cli jobs keeper kernel lab server store
 test-others: THESE = $(patsubst %,--ignore=tests/%,$(APART) $(IN_PARTS))
 
-.PHONY: $(PARTS)
-$(PARTS):
+.PHONY: $(PARTS) test-podman
+$(PARTS) test-podman:
 	@echo '$@:'
 	@$(BIN)/python -m pytest $(THESE)
 
@@ -192,16 +195,22 @@ SHARED_STORE_FROM := user-mode-linux nfs-kernel-server nfs-common rpcbind libtir
 	@touch $@
 
 .PHONY: test-pods
-test-pods: setup .venv/pods-ready .venv/hub-ready
+test-pods: setup .venv/pods/ready .venv/hub-ready
 	@$(BIN)/python -m pytest tests/pods $(PODS)
 
-.venv/pods-ready: $(READY)
+# Podman comes from Debian or Ubuntu, and is not installed: the tests lay it over /usr and /etc in mounts of their own.
+.venv/pods/ready: $(READY)
 	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
 		{ echo 'Podman comes from Debian or Ubuntu, by apt-get as root.'; exit 1; }
-	@echo 'Installing podman, crun and debootstrap (a minute, once) ...'
+	@echo 'Fetching podman, crun and debootstrap into .venv (some seconds, once) ...'
+	@rm -rf .venv/pods && mkdir -p .venv/pods/debs/partial .venv/pods/root/usr .venv/pods/root/etc/containers
 	@apt-get update -qq
-	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-		crun debootstrap podman util-linux >/dev/null
+	@apt-get install -qq -y --download-only --no-install-recommends -o Dir::Cache::archives='$(CURDIR)/.venv/pods/debs' \
+		crun debootstrap podman >/dev/null
+	@for deb in .venv/pods/debs/*.deb; do test ! -e "$$deb" || dpkg-deb --extract "$$deb" .venv/pods/debs/all; done
+	@cd .venv/pods/debs/all 2>/dev/null || exit 0; cp -a usr ../../root; cp -a etc/containers ../../root/etc; \
+		for folder in bin sbin lib; do test ! -d $$folder || cp -a $$folder/. ../../root/usr/$$folder; done
+	@rm -rf .venv/pods/debs
 	@touch $@
 
 # Rendered by helm where it is, and else by Go with the libraries that helm has, from Debian 12.
@@ -224,8 +233,17 @@ install-go:
 
 # Kubernetes is built from Debian's source package (seven minutes of one processor, once), and is run in namespaces.
 .PHONY: test-kubernetes
-test-kubernetes: setup .venv/pods-ready .venv/hub-ready .venv/chart-ready .venv/kubernetes/ready
+test-kubernetes: setup .venv/podman-installed .venv/hub-ready .venv/chart-ready .venv/kubernetes/ready
 	@$(BIN)/python -m pytest tests/kubernetes $(KUBERNETES)
+
+.venv/podman-installed: $(READY)
+	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
+		{ echo 'Podman comes from Debian or Ubuntu, by apt-get as root.'; exit 1; }
+	@echo 'Installing podman, crun and debootstrap (a minute, once) ...'
+	@apt-get update -qq
+	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+		crun debootstrap podman util-linux >/dev/null
+	@touch $@
 
 # Not built anew with what .venv has beside it.
 .venv/kubernetes/ready: tests/kubernetes/fetch_and_build.sh | $(READY)

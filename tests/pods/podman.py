@@ -15,7 +15,7 @@ from typing import Any
 
 from notebooks import wait_until
 
-__all__ = ["IMAGE", "PAUSE", "MachinesBroker", "Podman"]
+__all__ = ["FETCHED", "IMAGE", "PAUSE", "MachinesBroker", "Podman"]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/gpuckpt"
@@ -43,9 +43,20 @@ driver = "overlay"
 graphroot = "{folder}/storage"
 runroot = "{folder}/run"
 """
+FETCHED = ROOT / ".venv" / "pods" / "root"
+"""Podman, and what it needs, where it is not installed."""
 _IN_MOUNTS = f"""
 set -e
 mount --make-rprivate /
+if [ -x "$FETCHED/usr/bin/podman" ]; then
+    for folder in usr etc; do
+        mount -t overlay -o "lowerdir=$FETCHED/$folder:/$folder" fetched /$folder
+    done
+    # A container's own are mounted.
+    for file in hosts resolv.conf; do
+        mount --bind /proc/$PPID/root/etc/$file /etc/$file || true
+    done
+fi
 if [ -d /sys/fs/cgroup/unified ]; then
     # crun takes cgroups of the first kind or of the second, not both.
     umount -l /sys/fs/cgroup
@@ -77,7 +88,7 @@ class Podman:
         # What podman mounts is in mounts of its own, and gone with them.
         self._mounts = subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", _IN_MOUNTS],
-            env=os.environ | {"PROFILE": str(self.profile)},
+            env=os.environ | {"PROFILE": str(self.profile), "FETCHED": str(FETCHED)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -93,9 +104,8 @@ class Podman:
 
     def does(self, *words: str, check: bool = True, timeout: float = 600) -> str:
         """Run podman; return what it and its container said."""
-        inside = ["nsenter", f"--target={self._mounts.pid}", "--mount", "sh", "-c", 'cd / && exec podman "$@"', "sh"]
         done = subprocess.run(
-            [*inside, *words],
+            [*self._inside, "podman", *words],
             env=self._environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -110,14 +120,18 @@ class Podman:
     @contextlib.contextmanager
     def serves(self, api: Path) -> Iterator[None]:
         """Answer as Docker does, at a socket."""
-        inside = ["nsenter", f"--target={self._mounts.pid}", "--mount", "podman"]
-        serving = ["system", "service", "--time=0", f"unix://{api}"]
-        with subprocess.Popen([*inside, *serving], env=self._environment()) as service:
+        serving = ["podman", "system", "service", "--time=0", f"unix://{api}"]
+        with subprocess.Popen([*self._inside, *serving], env=self._environment()) as service:
             try:
                 wait_until(api.exists)
                 yield
             finally:
                 service.terminate()
+
+    @property
+    def _inside(self) -> list[str]:
+        """What runs a program in these mounts."""
+        return ["nsenter", f"--target={self._mounts.pid}", "--mount", "sh", "-c", 'cd / && exec "$@"', "sh"]
 
     def _environment(self) -> dict[str, str]:
         files = {"CONTAINERS_CONF": "containers.conf", "CONTAINERS_STORAGE_CONF": "storage.conf"}
@@ -152,7 +166,7 @@ class Podman:
         folder = self.folder / "base"
         subprocess.run(["rm", "-rf", folder], check=True)
         command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder)]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run([*self._inside, *command], stdout=subprocess.DEVNULL, check=True)
         subprocess.run(["tar", "-C", folder, "-cf", folder.with_suffix(".tar"), "."], check=True)
         self.does("import", str(folder.with_suffix(".tar")), _BASE)
         subprocess.run(["rm", "-rf", folder, folder.with_suffix(".tar")], check=True)
