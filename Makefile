@@ -199,14 +199,15 @@ test-pods: setup .venv/pods/ready .venv/hub-ready
 	@$(BIN)/python -m pytest tests/pods $(PODS)
 
 # Podman comes from Debian or Ubuntu, and is not installed: the tests lay it over /usr and /etc in mounts of their own.
+# So does a file system without sockets.
 .venv/pods/ready: $(READY)
 	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
 		{ echo 'Podman comes from Debian or Ubuntu, by apt-get as root.'; exit 1; }
-	@echo 'Fetching podman, crun and debootstrap into .venv (some seconds, once) ...'
+	@echo 'Fetching podman, crun, debootstrap and exFAT into .venv (some seconds, once) ...'
 	@rm -rf .venv/pods && mkdir -p .venv/pods/debs/partial .venv/pods/root/usr .venv/pods/root/etc/containers
 	@apt-get update -qq
 	@apt-get install -qq -y --download-only --no-install-recommends -o Dir::Cache::archives='$(CURDIR)/.venv/pods/debs' \
-		crun debootstrap podman >/dev/null
+		crun debootstrap exfat-fuse exfatprogs podman >/dev/null
 	@for deb in .venv/pods/debs/*.deb; do test ! -e "$$deb" || dpkg-deb --extract "$$deb" .venv/pods/debs/all; done
 	@cd .venv/pods/debs/all 2>/dev/null || exit 0; cp -a usr ../../root; cp -a etc/containers ../../root/etc; \
 		for folder in bin sbin lib; do test ! -d $$folder || cp -a $$folder/. ../../root/usr/$$folder; done

@@ -8,6 +8,8 @@ server, its keepers, their kernels and the command line all have. What the Jupyt
 
 from __future__ import annotations
 
+import functools
+import os
 from pathlib import Path
 
 from jupyter_core.paths import jupyter_runtime_dir
@@ -16,6 +18,7 @@ from . import installed
 from .errors import Refused
 from .installed import in_data_folder
 from .linux.private_folders import why_not_private
+from .linux.special_files import holds_special_files
 from .setting import (
     Setting,
     When,
@@ -171,11 +174,13 @@ logs_dir = Setting(
 def kernels_dir() -> Path:
     """Return the folder that holds one folder a kernel: ``gpuckpt`` in Jupyter's runtime folder.
 
+    Where that cannot hold sockets and FIFOs, as some network file systems, it is ``/var/tmp/gpuckpt-UID``.
+
     Raises
     ------
     Refused : somebody else could have put there what stands in it, which says what is run.
     """
-    folder = Path(jupyter_runtime_dir(), "gpuckpt")
+    folder = _while_it_runs("gpuckpt", jupyter_runtime_dir(), os.geteuid())
     if why := why_not_private(folder):
         raise Refused(
             "The folder of the running kernels is not used.",
@@ -193,8 +198,17 @@ def connection_file(kernel_id: str) -> Path:
 
 
 def gpu_locks_dir() -> Path:
-    """Return the folder with a lock for each GPU, which kernels take turns by: in Jupyter's runtime folder."""
-    return Path(jupyter_runtime_dir(), "gpuckpt-gpus")
+    """Return the folder with a lock for each GPU, which kernels take turns by: beside that of the kernels."""
+    return _while_it_runs("gpuckpt-gpus", jupyter_runtime_dir(), os.geteuid())
+
+
+@functools.cache
+def _while_it_runs(name: str, runtime: str, uid: int) -> Path:
+    """Return a folder of what runs. The same for all of a user's servers, jobs and shells: so not one in TMPDIR, which
+    may be a job's, nor in XDG_RUNTIME_DIR, which jobs lack, and which is gone when its user logs out."""
+    if holds_special_files(Path(runtime)):
+        return Path(runtime, name)
+    return Path(f"/var/tmp/{name}-{uid}")  # noqa: S108 - it is looked at whose it is
 
 
 # -- kernels

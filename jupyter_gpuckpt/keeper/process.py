@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from .. import __version__
+from .. import __version__, settings
 from ..client.keepers import without_keeper
 from ..client.protocol import PROTOCOL
 from ..client.record import KernelFolder
@@ -74,7 +74,8 @@ async def keep(
         # A keeper ends with its kernel, not with the terminal that its server was started from, nor with what signals
         # every process of that server; nor do the programs that it starts.
         signal.signal(number, signal.SIG_IGN)
-    keep_from_cleaning(folder.path.parent.parent)  # Jupyter's runtime folder: the connection file is there, too
+    for used in (settings.connection_file("").parent, folder.path.parent):
+        keep_from_cleaning(used)
     try:
         try:
             duties = await _hold(keeper, how, started, step)

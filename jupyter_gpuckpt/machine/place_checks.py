@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from jupyter_core.paths import jupyter_runtime_dir
+
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import GpuckptError
 from jupyter_gpuckpt.store.reach import MOUNTS, filesystem, locks_reach, mounted_from
@@ -58,10 +60,11 @@ def run_folder_check() -> Check:
     except GpuckptError as e:  # others can write in it
         return judge("run folder", False, e.why, e.what, e.then)
     kind, _ = filesystem(_there(folder))
+    instead = "" if folder.is_relative_to(runtime := jupyter_runtime_dir()) else f", since {runtime} holds no sockets"
     return judge(
         "run folder",
         not _is_network(kind),
-        f"{folder}, on {kind or 'a file system of this machine'}",
+        f"{folder}, on {kind or 'a file system of this machine'}{instead}",
         "Sockets and FIFOs of running kernels are there. Machines that share it leave each other's alone.",
         "Set JUPYTER_RUNTIME_DIR to a folder of the machine that stays for as long as kernels run, "
         f"such as /var/tmp/jupyter-{os.getuid()}. What is in $XDG_RUNTIME_DIR is removed when you log out.",
