@@ -229,7 +229,8 @@ class SideBySide:
             self._turning = asyncio.create_task(self._predecessor.turn())
         await self._progress.or_cancelled(coming.run_criu("stopped"))
         coming.watch.begin("memory")
-        await self._progress.or_cancelled(coming.have_memory())
+        with gpu.of.held_back():
+            await self._progress.or_cancelled(coming.have_memory())
         on_gpu = coming.on_gpu()
         coming.watch.begin("GPU")
         if gpu.can_stay(on_gpu):
