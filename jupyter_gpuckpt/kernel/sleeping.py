@@ -155,7 +155,7 @@ class Sleeping:
             if op == "sleep":
                 text = show.Asleep(self._agent.keeper.request(Sleep)).text()
             else:  # its answer comes when it is awake again
-                text = show.Hibernated(self._agent.keeper.take(Hibernate, WokenLater)).text()
+                text = show.Hibernated(self._agent.keeper.take(Hibernate, WokenLater, {"idle": True})).text()
         except GpuckptError as e:
             text = str(e)
             # A cell that has come waits until the kernel is awake again, and so runs, or has run by now.

@@ -264,6 +264,8 @@ class Hibernate(Long[results.Hibernated]):
     """Whether the keeper ends, too, and the snapshot can be resumed in another kernel."""
     at_once: bool = False
     """Whether a cell that comes meanwhile does not break it off."""
+    idle: bool = False
+    """Whether a cell that is executed by then breaks it off: nobody would wake the kernel, and the cell would wait."""
 
     @property
     def waits_for_all(self) -> bool:

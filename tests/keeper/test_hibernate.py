@@ -130,6 +130,15 @@ def test_from_a_cell(notebook: Notebook) -> None:
     assert_awake(notebook)
 
 
+def test_cells_that_are_run_right_behind_it_break_it_off_and_are_executed(notebook: Notebook) -> None:
+    """As by "Run All": nobody would wake a kernel that is hibernated in their middle."""
+    notebook.client.execute("%gpuckpt hibernate")
+    cells = [Asked(notebook, code) for code in ("import time; time.sleep(3); x = 1", "x += 1", "time.sleep(1)")]
+    assert [cell.answer()["status"] for cell in cells] == ["ok"] * 3
+    assert notebook.value("x") == "2"
+    assert_awake(notebook)
+
+
 def test_a_cell_that_runs_goes_on_when_it_is_woken(notebook: Notebook, tmp_path: Path) -> None:
     go = tmp_path / "go"
     go.write_bytes(b"\0")

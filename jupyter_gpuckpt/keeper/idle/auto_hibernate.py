@@ -52,7 +52,7 @@ async def hibernate_sleepers(keeper: Keeper) -> None:
             continue
         log.info("the kernel, asleep for %.0f s, is hibernated: %s", slept, "by now" if too_long else "to free memory")
         try:
-            await keeper.ask(Hibernate(), to_nobody)
+            await keeper.ask(Hibernate(idle=True), to_nobody)
         except GpuckptError as e:
             log.warning("the sleeping kernel was not hibernated: %s", e)
             await asyncio.sleep(_AGAIN)

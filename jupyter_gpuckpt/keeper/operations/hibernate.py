@@ -95,10 +95,12 @@ async def hibernate(
             tidying.push_async_callback(taken.frozen.tidied)
             async with contextlib.AsyncExitStack() as way_back:
                 way_back.push_async_exit(functools.partial(_run_on, keeper, operation, taken, progress))
+                _refuse_in_cell(keeper, request)
                 await progress.enter("writing")
                 await describe(keeper, writer, taken, progress)
                 writing = commit(keeper, writer, taken, program, progress, "Hibernated.")
                 manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
+                _refuse_in_cell(keeper, request)  # what the kernel said before its pause has been heard by now
                 await _make_sure(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
                 # The point of no return: the snapshot is the kernel from here on.
                 way_back.pop_all()
@@ -164,6 +166,12 @@ async def _unless_a_cell_comes(keeper: Keeper, operation: Operation, writing: An
         raise _busy()
     manifest: Manifest = await doing
     return manifest
+
+
+def _refuse_in_cell(keeper: Keeper, request: Hibernate) -> None:
+    """Refuse a kernel that has begun with a cell since it was to be hibernated as an idle one. Raises `Busy`."""
+    if request.idle and keeper.channel is not None and keeper.channel.busy:
+        raise _busy()
 
 
 def _for_cells(keeper: Keeper) -> set[int]:
