@@ -192,6 +192,27 @@ def test_a_cell_that_comes_meanwhile_breaks_it_off(criu: Criu, notebook: Noteboo
     assert_awake(notebook)
 
 
+def test_a_cell_that_has_begun_before_the_pause_breaks_it_off(notebook: Notebook, tmp_path: Path) -> None:
+    looks = tmp_path / "looks"
+    notebook.run("import time, pathlib, jupyter_gpuckpt")
+    # A hook holds the save up before the pause, for as long as the cell takes to begin.
+    notebook.run(
+        f"""
+def hold():
+    pathlib.Path({str(looks)!r}).touch()
+    while not begun: time.sleep(0.01)
+begun = False
+jupyter_gpuckpt.before_save(hold)
+"""
+    )
+    asked = Requested(notebook, "hibernate", {})
+    wait_until(looks.exists)
+    cell = Asked(notebook, "begun = True; time.sleep(3)")
+    assert isinstance(asked.outcome(), Busy)
+    assert cell.answer()["status"] == "ok"
+    assert_awake(notebook)
+
+
 def test_a_wake_that_fails_leaves_it_hibernated(criu: Criu, notebook: Notebook) -> None:
     notebook.run("x = 1")
     name = hibernate(notebook)

@@ -71,6 +71,8 @@ async def hibernate(
     progress = OperationProgress(operation, on_progress)
     await progress.enter("checking")
     ends, at_once = request.end, request.at_once
+    # Who asks for a kernel that is busy wants that.
+    is_idle = request.idle or not (ends or at_once or _is_busy(keeper))
     if keeper.state.hibernated is not None:
         return await _release(keeper) if ends else _already(keeper)
     # A job has no clients either, and comes back as itself.
@@ -95,12 +97,12 @@ async def hibernate(
             tidying.push_async_callback(taken.frozen.tidied)
             async with contextlib.AsyncExitStack() as way_back:
                 way_back.push_async_exit(functools.partial(_run_on, keeper, operation, taken, progress))
-                _refuse_in_cell(keeper, request)
+                _refuse_in_cell(keeper, is_idle)
                 await progress.enter("writing")
                 await describe(keeper, writer, taken, progress)
                 writing = commit(keeper, writer, taken, program, progress, "Hibernated.")
                 manifest = await (writing if ends or at_once else _unless_a_cell_comes(keeper, operation, writing))
-                _refuse_in_cell(keeper, request)  # what the kernel said before its pause has been heard by now
+                _refuse_in_cell(keeper, is_idle)  # what the kernel said before its pause has been heard by now
                 await _make_sure(keeper, manifest, said, "end" if ends else "at once" if at_once else "")
                 # The point of no return: the snapshot is the kernel from here on.
                 way_back.pop_all()
@@ -168,9 +170,13 @@ async def _unless_a_cell_comes(keeper: Keeper, operation: Operation, writing: An
     return manifest
 
 
-def _refuse_in_cell(keeper: Keeper, request: Hibernate) -> None:
-    """Refuse a kernel that has begun with a cell since it was to be hibernated as an idle one. Raises `Busy`."""
-    if request.idle and keeper.channel is not None and keeper.channel.busy:
+def _is_busy(keeper: Keeper) -> bool:
+    return keeper.channel is not None and keeper.channel.busy
+
+
+def _refuse_in_cell(keeper: Keeper, is_idle: bool) -> None:
+    """Refuse a kernel that was to be hibernated as an idle one, and has begun with a cell. Raises `Busy`."""
+    if is_idle and _is_busy(keeper):
         raise _busy()
 
 
