@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..store import Manifest
     from .kernel_life import Keeper
 
-__all__ = ["before", "resumed_from", "saved_by", "saved_with", "unsaved"]
+__all__ = ["before", "cells_since", "resumed_from", "saved_by", "saved_with", "unsaved"]
 
 _IDLE = 1.0  # what a kernel that does nothing may compute all the same, in seconds of processor time
 
@@ -48,6 +48,25 @@ def before(keeper: Keeper) -> Saved:
     return state.saved or Saved(state.started, 0 if keeper.launch.agent else None)
 
 
+def cells_since(keeper: Keeper, manifest: Manifest, *, asked_by: Mapping[str, Any] | None = None) -> int | None:
+    """Return how many cells have begun since a snapshot that the kernel came from; None where that is not known.
+
+    A cell that has done nothing but to ask for a restore (`asked_by`) is not counted.
+    """
+    kernel = kernel_of(manifest)
+    return _cells_since(keeper, saved_by(kernel.cells, in_cell=kernel.in_cell), asked_by)
+
+
+def _cells_since(keeper: Keeper, saved: Saved, asked_by: Mapping[str, Any] | None) -> int | None:
+    channel = keeper.channel
+    begun = channel.cells if channel is not None and channel.cells is not None else saved.cells
+    if saved.cells is None or begun is None:
+        return None
+    # One that is a line of %gpuckpt alone is no work, and the kernel has not counted it.
+    counted = asked_by is not None and channel is not None and channel.cell is not None and not asked_by.get("worked")
+    return max(0, begun - saved.cells - counted)
+
+
 def unsaved(keeper: Keeper, *, asked_by: Mapping[str, Any] | None = None) -> Unsaved | None:
     """Return what the kernel has done since it was saved, restored or started; None where it has done nothing.
 
@@ -56,10 +75,7 @@ def unsaved(keeper: Keeper, *, asked_by: Mapping[str, Any] | None = None) -> Uns
     channel, saved = keeper.channel, before(keeper)
     if channel is None:
         return None
-    begun = channel.cells if channel.cells is not None else saved.cells
-    # One that is a line of %gpuckpt alone is no work, and the kernel has not counted it.
-    counted = asked_by is not None and channel.cell is not None and not asked_by.get("worked")
-    cells = None if saved.cells is None or begun is None else max(0, begun - saved.cells - counted)
+    cells = _cells_since(keeper, saved, asked_by)
     cell = None if asked_by is not None else channel.cell
     computed = max(0.0, keeper.work() - keeper.state.worked)
     if not cells and cell is None and (computed < _IDLE or asked_by is not None):

@@ -199,6 +199,20 @@ class Walk:
         return self.notebook.look(_STATE)
 
 
+def test_an_undo_says_where_it_takes_back_more_than_was_asked_for(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    assert "This undid" not in notebook.run("%gpuckpt undo").text
+    notebook.run("x = 2")
+    notebook.run("x = 3")
+    notebook.run("x = 4")
+    assert "This undid 3 cells; no state between them was saved." in notebook.run("%gpuckpt undo").text
+    assert notebook.value("x") == "1"
+    assert "This undid" not in notebook.run("%gpuckpt redo").text
+    assert notebook.value("x") == "4"
+
+
 @pytest.mark.shared_kernel(False)
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=_STEPS)

@@ -44,7 +44,7 @@ from ..ipython_history import begin_session
 from ..owner import owner_of
 from ..ports import Places
 from ..steps import back, forward, remove_old, undone_after
-from ..unsaved import resumed_from, saved_with, unsaved
+from ..unsaved import cells_since, resumed_from, saved_with, unsaved
 from .failed_restore import failed_restore, not_restored, start_afresh
 from .fresh_sleeper import plan_restore, resume
 from .keep_unsaved import Kept, keep_unsaved
@@ -88,7 +88,10 @@ async def restore(keeper: Keeper, operation: Operation, request: Restore, on_pro
 async def undo(keeper: Keeper, operation: Operation, request: Undo, on_progress: ProgressCallback) -> Restored:
     """Put the kernel back so many snapshots; what it is now is kept first. Raises as `restore`, `back` and `save`."""
     to = await asyncio.to_thread(back, keeper, request.steps, request.cell)
-    return await _step(keeper, operation, to, request.cell, on_progress)
+    notes = []
+    if (cells := cells_since(keeper, to, asked_by=request.cell) or 0) > request.steps:
+        notes = [f"This undid {cells} cells; no state between them was saved."]
+    return await _step(keeper, operation, to, request.cell, on_progress, notes)
 
 
 async def redo(keeper: Keeper, operation: Operation, request: Redo, on_progress: ProgressCallback) -> Restored:
@@ -98,12 +101,19 @@ async def redo(keeper: Keeper, operation: Operation, request: Redo, on_progress:
 
 
 async def _step(
-    keeper: Keeper, operation: Operation, to: Manifest, cell: dict[str, Any] | None, on_progress: ProgressCallback
+    keeper: Keeper,
+    operation: Operation,
+    to: Manifest,
+    cell: dict[str, Any] | None,
+    on_progress: ProgressCallback,
+    notes: Sequence[str] = (),
 ) -> Restored:
-    """Go to a snapshot; what was saved in the middle of a cell stops there."""
+    """Go to a snapshot; what was saved in the middle of a cell stops there. There are `notes` for the user."""
     stop_here = kernel_of(to).cells is not None
     request = Restore(key=to.name, keep=True, stop_here=stop_here, cell=cell)
-    return await restore(keeper, operation, request, on_progress)
+    prepared = await _prepare(keeper, operation, request, on_progress)
+    prepared.verified.warnings += notes
+    return await prepared.carry_out()
 
 
 async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_progress: ProgressCallback) -> _Prepared:
