@@ -407,7 +407,7 @@ class Parking:
     def give_up_zeros(self) -> None:
         """Have the holder close the parts in which all is zero; not before the process is checkpointed."""
         if self._is_parked:
-            self._holder.tell(b"spare")
+            self._holder.tell(b"zeros")
 
     def finish_copy(self) -> None:
         """Wait until the file has all bytes that are not found elsewhere.

@@ -25,7 +25,7 @@ Lines: ``ready`` out, and then one answer to each of
 - ``stage``: make memory ready for what would be copied: ``staged``
 - ``take PID FD``: open every part that comes through that process's socket, but for those that are open already, and
   begin to copy; there is no answer
-- ``spare``: close the parts in which all is zero; there is no answer
+- ``zeros``: close the parts in which all is zero; there is no answer
 - ``copied``: wait for the copies: ``copied``; or ``no room``, how many bytes of memory they lack
 - ``complete``: copy what was not, too, and give the file its name: ``complete``
 - ``load``: begin to bring the file to the GPUs: ``loaded``; or ``no room``
@@ -237,7 +237,7 @@ class _Gpu:
         # It may have freed some since it was asked: the file has holes there.
         return made + ZEROS * ((self.size - size) // CHUNK)
 
-    def drop_zeros(self, in_use: Sequence[Range]) -> None:
+    def close_zeros(self, in_use: Sequence[Range]) -> None:
         """Close the parts in which all is zero."""
         parts = list(self.held)
         self.held.clear()
@@ -486,10 +486,10 @@ class _Holder:
         except (RuntimeError, OSError) as e:
             self._failed = str(e)
 
-    def spare(self) -> None:
+    def give_up_zeros(self) -> None:
         """Close the parts in which all is zero. The GPU clears what it gets back, for which the driver waits then."""
         for gpu in self._each() if self._has_taken else ():
-            gpu.drop_zeros(self._in_use)
+            gpu.close_zeros(self._in_use)
 
     def _look(self) -> _Looked:
         """See what has to be copied of what is open."""
@@ -816,8 +816,8 @@ def _answer(holder: _Holder, line: str) -> str | None:
         case "take", [pid, fd]:
             holder.take(pid, fd)
             return None
-        case "spare", []:
-            holder.spare()
+        case "zeros", []:
+            holder.give_up_zeros()
             return None
         case "copied", []:
             return holder.copied()

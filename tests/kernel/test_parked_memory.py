@@ -667,6 +667,19 @@ def test_only_what_is_in_use_of_a_large_reservation_takes_memory_and_room(start:
     assert _host_memory(held) <= 4 * CHUNK
 
 
+def test_parts_in_which_all_is_zero_leave_the_gpu_when_the_process_is_checkpointed(start: Start) -> None:
+    held = start(free=1300 * MIB)
+    process = held.process
+    assert process.ask("create(1088 << 20, 1), ctypes.memset(blocks[0][0], 7, 16)")[0] == 0
+    parking = held.parks()
+    run_on(process.run_dir, process.pid)
+    before = free_bytes(process)
+    parking.give_up_zeros()
+    wait_until(lambda: free_bytes(process) >= before + 64 * MIB, what="the second part is still on the GPU")
+    held.comes_back()
+    assert process.ask("marks(0)") == [7, 0, 0]
+
+
 @pytest.mark.parametrize("holder", [True, False], ids=["by the holder", "by the process itself"])
 def test_a_file_with_holes_brings_back_zeros_where_the_gpus_memory_was_another_s(start: Start, *, holder: bool) -> None:
     held = start()
