@@ -192,8 +192,8 @@ def test_a_cell_that_comes_meanwhile_breaks_it_off(criu: Criu, notebook: Noteboo
     assert_awake(notebook)
 
 
-def test_a_cell_that_has_begun_before_the_pause_breaks_it_off(notebook: Notebook, tmp_path: Path) -> None:
-    looks = tmp_path / "looks"
+def test_a_cell_that_has_begun_before_the_pause_breaks_it_off(start: StartKernel, tmp_path: Path) -> None:
+    looks, notebook = tmp_path / "looks", start()
     notebook.run("import time, pathlib, jupyter_gpuckpt")
     # A hook holds the save up before the pause, for as long as the cell takes to begin.
     notebook.run(
