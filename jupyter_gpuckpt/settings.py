@@ -197,9 +197,12 @@ def connection_file(kernel_id: str) -> Path:
     return Path(jupyter_runtime_dir(), f"kernel-{kernel_id}.json")
 
 
-def gpu_locks_dir() -> Path:
-    """Return the folder with a lock for each GPU, which kernels take turns by: beside that of the kernels."""
-    return _while_it_runs("gpuckpt-gpus", jupyter_runtime_dir(), os.geteuid())
+def shared_dir() -> Path:
+    """Return the folder of what a user's keepers share, beside that of the kernels.
+
+    It has the locks by which they take turns, and what CRIU has found out about the system.
+    """
+    return _while_it_runs("gpuckpt-shared", jupyter_runtime_dir(), os.geteuid())
 
 
 @functools.cache

@@ -17,10 +17,12 @@ from pathlib import Path
 from .. import settings
 from ..client.record import KernelFolder
 from ..linux.lock_files import is_locked
+from ..linux.private_folders import make_private
 
 __all__ = ["MemoryClaim", "claimed", "remove_left"]
 
 _NAME = "claim-"
+_TURNS = "claims.lock"
 _LONGEST_WAIT = 0.2  # how long a claim waits for others that are being made: a kernel may be paused, in seconds
 _LOOK = 0.001  # seconds
 
@@ -82,7 +84,10 @@ def _one_after_another() -> Iterator[None]:
 
     Of some that are made at the same moment, all would go without otherwise.
     """
-    fd = os.open(settings.kernels_dir(), os.O_RDONLY | os.O_DIRECTORY)
+    folder = settings.shared_dir()
+    make_private(folder)
+    # Not the kernels' folder itself, which every keeper has locked (`keep_from_cleaning`).
+    fd = os.open(folder / _TURNS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + _LONGEST_WAIT
         while time.monotonic() < deadline:
@@ -91,7 +96,7 @@ def _one_after_another() -> Iterator[None]:
                 break
             except BlockingIOError:
                 time.sleep(_LOOK)
-            except OSError:  # a file system that locks no folders
+            except OSError:  # a file system without locks
                 break
         yield
     finally:

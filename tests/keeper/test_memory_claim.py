@@ -6,6 +6,8 @@ import contextlib
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from cgroups import Cgroup, memory_cgroup
 from keeper_faults import Criu
 from notebooks import Notebook, StartKernel
 
-from jupyter_gpuckpt.keeper.memory_claim import claimed
+from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.keeper import memory_claim
+from jupyter_gpuckpt.keeper.memory_claim import MemoryClaim, claimed
 
 MB = 1 << 20
 
@@ -105,6 +109,34 @@ def test_a_save_and_a_restore_claim_what_they_stage_and_it_goes_with_them(criu: 
     notebook.reply()
     assert notebook.value("len(data)") == str(30 << 20)
     assert _left(notebook) == []
+
+
+def test_keepers_that_only_live_hold_up_no_claim(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_claim, "_LONGEST_WAIT", 60.0)
+    notebook = start()
+    began = time.monotonic()
+    claim = MemoryClaim.where(lambda others: True, notebook.folder, MB)
+    assert time.monotonic() - began < 30
+    assert claim is not None
+    claim.release()
+
+
+def test_a_claim_waits_for_one_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_claim, "_LONGEST_WAIT", 60.0)
+    folder = settings.kernels_dir() / "kernel"
+    folder.mkdir(parents=True, mode=0o700)
+    order: list[str] = []
+    second = threading.Thread(target=MemoryClaim.where, args=(lambda others: not order.append("second"), folder, MB))
+
+    def first(others: int) -> bool:
+        second.start()
+        second.join(0.2)  # it would have claimed by then
+        order.append("first")
+        return False
+
+    MemoryClaim.where(first, folder, MB)
+    second.join()
+    assert order == ["first", "second"]
 
 
 def _left(notebook: Notebook) -> list[Path]:

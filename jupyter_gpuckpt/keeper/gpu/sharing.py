@@ -73,7 +73,7 @@ async def turn(gpus: Iterable[str], progress: OperationProgress) -> AsyncIterato
     Busy : another has had its turn for too long.
     OSError : the locks are somebody else's.
     """
-    folder = settings.gpu_locks_dir()
+    folder = settings.shared_dir()
     make_private(folder)
     deadline = time.monotonic() + settings.share_timeout()
     with contextlib.ExitStack() as held:

@@ -17,7 +17,7 @@ from typing import Any
 from ... import settings
 from ...client.kernel_start import run_path
 from ...errors import GpuckptError, SaveFailed
-from ...freeze import criu, criu_errors, mapped_locks, shared_memory, twin
+from ...freeze import criu, criu_errors, criu_features, mapped_locks, shared_memory, twin
 from ...freeze.criu_program import CriuProgram
 from ...linux import memory, proc, processes
 from .. import criu_logs
@@ -138,9 +138,10 @@ def _run(
     seconds: float,
     started: Callable[[int], None] | None = None,
 ) -> Coroutine[Any, Any, int]:
+    known = criu_features.asked_for(program, settings.shared_dir())
     return space.run(
         [*program.argv, *arguments],
-        env={**program.environment(), **environment},
+        env={**program.environment(), **known, **environment},
         stdout=run_path("criu.out"),
         timeout=seconds,
         started=started,
