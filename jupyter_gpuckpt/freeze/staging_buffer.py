@@ -52,6 +52,8 @@ class StagingBuffer:
         self._ready = self._failed = False
         self._there: list[Range] = []
         self._telling, self._hearing = threading.Lock(), threading.Lock()
+        self._goes_on = threading.Event()
+        self._goes_on.set()
 
     def start(self, program: LineProgram) -> None:
         """Say which program empties the rooms; it has been started, and will say that it is ready."""
@@ -77,9 +79,18 @@ class StagingBuffer:
         """Say what is on the GPU already, before anybody fills a room."""
         self._there = ranges
 
+    def hold_back(self) -> None:
+        """Have whoever wants room wait until `go_on`."""
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        """Give room again."""
+        self._goes_on.set()
+
     @contextlib.contextmanager
     def room(self, offset: int, size: int) -> Iterator[memoryview]:
         """Give room for these bytes of the parked memory; after the block they go to the GPU, unless it raises."""
+        self._goes_on.wait()
         at = self._free_room()
         try:
             with memoryview(self._mapped) as rooms, rooms[at : at + size] as room:

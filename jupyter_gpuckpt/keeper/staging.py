@@ -49,16 +49,6 @@ def claim_memory(space: Namespace, needed: int, *, copies: int = 1) -> MemoryCla
     return MemoryClaim.where(lambda others: _is_plenty(needed * copies, others), space.kernel_dir, needed + _SLACK)
 
 
-def claim_twice(kernel_dir: Path, size: int) -> MemoryClaim | None:
-    """Claim memory for bytes of a process's that are gathered before it is there; None where it is not plenty.
-
-    Raises
-    ------
-    OSError : it cannot be written down.
-    """
-    return MemoryClaim.where(lambda others: _is_plenty(2 * size, others), kernel_dir, 2 * size)
-
-
 def likely_in_memory(needed: int) -> bool:
     """Tell whether images of so many bytes would lie in the memory of a namespace, as far as the machine has it."""
     return _is_plenty(needed, claimed())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import threading
@@ -121,6 +122,24 @@ def test_a_room_whose_filling_failed_is_not_emptied(tmp_path: Path, target: Path
             raise ValueError
         assert buffer.finish()
         assert target.read_bytes() == b"\xdd" * PIECES * SIZE
+    finally:
+        program.kill()
+        program.close()
+
+
+def test_while_it_is_held_back_nobody_has_room(tmp_path: Path, target: Path, buffer: StagingBuffer) -> None:
+    program = emptier(tmp_path, target, NEVER)
+    try:
+        buffer.start(program)
+        buffer.hold_back()
+        with ThreadPoolExecutor(1) as other:
+            bringing = other.submit(bring_all, buffer)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                bringing.result(0.3)
+            buffer.go_on()
+            assert bringing.result(30) == []
+        assert buffer.finish()
+        assert target.read_bytes() == b"".join(map(piece, range(PIECES)))
     finally:
         program.kill()
         program.close()

@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +41,8 @@ _TWICE = 2 << 30
 """Bytes of what is parked that are on the GPU twice while it changes hands, at most: a part of a block, and a piece of
 what is held (`vram_holder`)."""
 _HOLDER_ENDS = 300.0  # how long the program that holds parked memory may take to end with its keeper, in seconds
+_SOON = 6 << 30
+"""Bytes that are read to the GPUs while the driver restores the rest, about: with no more left, reading may wait."""
 _NEARLY = 0.3  # seconds: what a client of a kernel takes to connect again, and a little more
 
 
@@ -78,6 +80,7 @@ class GpuReturn:
         self._may_read = asyncio.Event()
         self._nearly_read = asyncio.Event()
         self._stopped = False
+        self._left = 0
         """Bytes that are still to be read to the GPUs, once that has begun."""
         self._watch = Stopwatch()
 
@@ -192,11 +195,28 @@ class GpuReturn:
     def go_on_reading(self) -> None:
         """Read what is taken, too: its threads would slow down whatever else is done in Python meanwhile."""
         self._may_read.set()
+        for taker in self.takers.values():
+            taker.go_on()
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Have what is read to the GPUs wait within the block, where little of it is left.
+
+        Its threads take turns at Python's lock with all others: what is waited for first would take twice as long.
+        """
+        if 0 < self._left <= _SOON:
+            for taker in self.takers.values():
+                taker.hold_back()
+        try:
+            yield
+        finally:
+            self.go_on_reading()
 
     async def _read_taken(self, taken: Postponed, progress: Progress) -> None:
         loop, began = asyncio.get_running_loop(), math.nan
 
         def go_on(stage: str, done: int, total: int) -> None:
+            self._left = total - done
             if (total - done) * (time.monotonic() - began) < done * _NEARLY:
                 loop.call_soon_threadsafe(self._nearly_read.set)
             progress(stage, done, total)

@@ -21,7 +21,7 @@ from .. import preflight
 from ..gpu.bring_back import GpuReturn
 from ..gpu.late_vram import LateVram
 from ..gpu.parked import parked_in
-from ..staging import claim_twice, vram_files
+from ..staging import vram_files
 from ..taken import refuse_taken
 from .fresh_sleeper import FreshSleeper, RestorePlan
 from .parts import CRIU_IMAGES, VRAM
@@ -108,15 +108,8 @@ class PreparedRestore:
             memory = None
             if runs is not None:
                 images = snapshot.directory / CRIU_IMAGES
-                claim = await asyncio.to_thread(claim_twice, keeper.folder.path, runs.size)
-                try:
-                    memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images, claim)
-                except BaseException:
-                    if claim is not None:
-                        claim.release()
-                    raise
-                undoing.push_async_callback(memory.close)
-                memory.begin()
+                memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images)
+                undoing.callback(memory.close)
             if late is not None:
                 late.start()
             if snapshot.manifest.id != manifest.id:

@@ -254,7 +254,7 @@ class _Prepared:
         else:
             places = self._places_of_kernel(shared or ())
         manifest = snapshot.manifest
-        gpu_state = AtOnce(gpu, new, manifest, memory) if late is None else Later(gpu, new, manifest, late, keeper)
+        gpu_state = AtOnce(gpu, new, manifest) if late is None else Later(gpu, new, manifest, late, keeper)
         parent: Parent | None = Parent(self._name, manifest.id)
         undone = keeper.state.undone
         if self._is_step:

@@ -229,7 +229,8 @@ class SideBySide:
             self._turning = asyncio.create_task(self._predecessor.turn())
         await self._progress.or_cancelled(coming.run_criu("stopped"))
         coming.watch.begin("memory")
-        await self._progress.or_cancelled(coming.have_memory())
+        with gpu.of.held_back():
+            await self._progress.or_cancelled(coming.have_memory())
         on_gpu = coming.on_gpu()
         coming.watch.begin("GPU")
         if gpu.can_stay(on_gpu):
@@ -273,31 +274,17 @@ class AtOnce:
     comes_later = False
     asleep: GpuSleep | None = None
 
-    def __init__(
-        self, of: GpuReturn, new: FreshSleeper, manifest: Manifest, memory: StraightMemory | None = None
-    ) -> None:
-        self.of, self._memory = of, memory
+    def __init__(self, of: GpuReturn, new: FreshSleeper, manifest: Manifest) -> None:
+        self.of = of
         self._files, self._needs = vram_files(new.space), cuda.needs(manifest.cuda)
         self._populating: asyncio.Task[None] | None = None
-        self._following: asyncio.Task[None] | None = None
 
     async def get_ready(self) -> None:
         """Begin with what goes on beside criu, which has one thread and leaves the other processors to it."""
         await self.of.prepare()
         await self.of.preload()
-        if self._memory is None:
-            self.of.go_on_reading()
-        else:
-            self._following = asyncio.create_task(self._read_after(self._memory))
-        self._populating = asyncio.create_task(asyncio.to_thread(self._files.populate))
-
-    async def _read_after(self, memory: StraightMemory) -> None:
-        """Read to the GPUs after the host memory, which is waited for first.
-
-        The threads of both would take turns at Python's lock, and each take twice as long.
-        """
-        await memory.is_read.wait()
         self.of.go_on_reading()
+        self._populating = asyncio.create_task(asyncio.to_thread(self._files.populate))
 
     def can_stay(self, on_gpu: Sequence[int]) -> bool:
         """Tell whether it can be brought back while the processes are paused."""
