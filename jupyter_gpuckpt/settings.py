@@ -8,6 +8,7 @@ server, its keepers, their kernels and the command line all have. What the Jupyt
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 from . import installed
 from .errors import Refused
 from .installed import in_data_folder
+from .linux.file_systems import filesystem, is_network, nearest
 from .linux.private_folders import why_not_private
 from .linux.special_files import holds_special_files
 from .setting import (
@@ -174,7 +176,7 @@ logs_dir = Setting(
 def kernels_dir() -> Path:
     """Return the folder that holds one folder a kernel: ``gpuckpt`` in Jupyter's runtime folder.
 
-    Where that cannot hold sockets and FIFOs, as some network file systems, it is ``/var/tmp/gpuckpt-UID``.
+    Where that is in a home that machines share, or cannot hold sockets and FIFOs, it is ``/var/tmp/gpuckpt-UID``.
 
     Raises
     ------
@@ -205,13 +207,24 @@ def shared_dir() -> Path:
     return _while_it_runs("gpuckpt-shared", jupyter_runtime_dir(), os.geteuid())
 
 
-@functools.cache
 def _while_it_runs(name: str, runtime: str, uid: int) -> Path:
-    """Return a folder of what runs. The same for all of a user's servers, jobs and shells: so not one in TMPDIR, which
-    may be a job's, nor in XDG_RUNTIME_DIR, which jobs lack, and which is gone when its user logs out."""
-    if holds_special_files(Path(runtime)):
+    """Return a folder of what runs, which this machine has to itself unless JUPYTER_RUNTIME_DIR says otherwise.
+
+    It is the same for all of a user's servers, jobs and shells: so not one in TMPDIR, which may be a job's, nor in
+    XDG_RUNTIME_DIR, which jobs lack, and which is gone when its user logs out.
+    """
+    elsewhere = Path("/var/tmp")  # noqa: S108 - what is in it is looked at whose it is
+    if _is_fit(runtime, is_asked_for="JUPYTER_RUNTIME_DIR" in os.environ) or not os.access(elsewhere, os.W_OK):
         return Path(runtime, name)
-    return Path(f"/var/tmp/{name}-{uid}")  # noqa: S108 - it is looked at whose it is
+    return elsewhere / f"{name}-{uid}"
+
+
+@functools.cache
+def _is_fit(runtime: str, *, is_asked_for: bool) -> bool:
+    with contextlib.suppress(OSError):
+        if not is_asked_for and is_network(filesystem(nearest(Path(runtime)))[0]):
+            return False
+    return holds_special_files(Path(runtime))
 
 
 # -- kernels

@@ -9,6 +9,8 @@ import stat
 import threading
 from pathlib import Path
 
+from .file_systems import nearest
+
 __all__ = ["holds_special_files"]
 
 _CANNOT = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO, errno.EMLINK}
@@ -20,8 +22,7 @@ def holds_special_files(folder: Path) -> bool:
 
     Where that cannot be tried, in a folder of somebody else's or on a full disk, they are taken to.
     """
-    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    trial = there / f".gpuckpt-{os.getpid()}-{threading.get_native_id()}"
+    trial = nearest(folder) / f".gpuckpt-{os.getpid()}-{threading.get_native_id()}"
     try:
         trial.mkdir(mode=0o700)
     except OSError:

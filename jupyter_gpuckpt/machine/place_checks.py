@@ -9,23 +9,22 @@ from jupyter_core.paths import jupyter_runtime_dir
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import GpuckptError
-from jupyter_gpuckpt.store.reach import MOUNTS, filesystem, locks_reach, mounted_from
+from jupyter_gpuckpt.linux.file_systems import LAYERS, MOUNTS, filesystem, is_network, mounted_from, nearest
+from jupyter_gpuckpt.store.reach import locks_reach
 
 from .checks import Check, judge
 
 __all__ = ["hibernation_check", "locks_check", "run_folder_check", "shared_store_check", "volume_check"]
 
-_NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "virtiofs", "afs", "ocfs2", "gfs2")
-_LAYERS = ("overlay", "aufs", "fuse.fuse-overlayfs")
 _EMPTY_DIR = "/volumes/kubernetes.io~empty-dir/"
 
 
 def shared_store_check() -> Check:
     """Return whether another machine would find the snapshots."""
-    store, kind = settings.store_dir(), filesystem(_there(settings.store_dir()))[0]
+    store, kind = settings.store_dir(), filesystem(nearest(settings.store_dir()))[0]
     return judge(
         "shared store",
-        _is_network(kind),
+        is_network(kind),
         f"{store}, on {kind or 'a file system of this machine'}",
         "What is hibernated on one machine goes on on another one only if both have the store.",
         "Set GPUCKPT_STORE to a folder in a file system that all machines mount, for all of them.",
@@ -35,9 +34,9 @@ def shared_store_check() -> Check:
 
 def locks_check() -> list[Check]:
     """Return whether machines that share the store see each other's locks on it; nothing for a disk."""
-    folder = _there(settings.store_dir())
+    folder = nearest(settings.store_dir())
     kind, _ = filesystem(folder)
-    if not _is_network(kind):
+    if not is_network(kind):
         return []
     return [
         judge(
@@ -59,11 +58,11 @@ def run_folder_check() -> Check:
         folder = settings.kernels_dir()
     except GpuckptError as e:  # others can write in it
         return judge("run folder", False, e.why, e.what, e.then)
-    kind, _ = filesystem(_there(folder))
-    instead = "" if folder.is_relative_to(runtime := jupyter_runtime_dir()) else f", since {runtime} holds no sockets"
+    kind, _ = filesystem(nearest(folder))
+    instead = "" if folder.is_relative_to(runtime := jupyter_runtime_dir()) else f", in place of {runtime}"
     return judge(
         "run folder",
-        not _is_network(kind),
+        not is_network(kind),
         f"{folder}, on {kind or 'a file system of this machine'}{instead}",
         "Sockets and FIFOs of running kernels are there. Machines that share it leave each other's alone.",
         "Set JUPYTER_RUNTIME_DIR to a folder of the machine that stays for as long as kernels run, "
@@ -74,9 +73,9 @@ def run_folder_check() -> Check:
 
 def volume_check(mounts: Path = MOUNTS) -> Check:
     """Return whether the snapshots outlive the container."""
-    folder = _there(settings.store_dir())
+    folder = nearest(settings.store_dir())
     kind, _ = filesystem(folder, mounts)
-    if kind in _LAYERS:
+    if kind in LAYERS:
         where, kept = "in the container's own layer", False
     elif _EMPTY_DIR in mounted_from(folder, mounts):
         where, kept = "in a volume that ends with its pod (emptyDir)", False
@@ -108,13 +107,3 @@ def hibernation_check() -> Check:
         "Set GPUCKPT_HIBERNATE_ON=cull,stop where the server is started.",
         required=False,
     )
-
-
-def _is_network(kind: str) -> bool:
-    return kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LAYERS)
-
-
-def _there(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that is there."""
-    folder = folder.absolute()
-    return next(p for p in (folder, *folder.parents) if os.path.exists(p))  # noqa: PTH110

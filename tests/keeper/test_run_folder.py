@@ -1,4 +1,6 @@
-"""Where the folders of running kernels are: in Jupyter's runtime folder; where that holds no sockets, in /var/tmp."""
+"""Where the folders of running kernels are: in Jupyter's runtime folder; where machines share that, or it holds no
+sockets, in /var/tmp.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def test_a_kernel_is_saved_and_restored_where_the_runtime_folder_holds_no_socket
     assert kernel.manager.provisioner.kernel_id in listed
     doctor = subprocess.run([*COMMAND, "doctor", "--for", "slurm", "--json"], capture_output=True, text=True).stdout
     said = next(check["found"] for check in json.loads(doctor)["checks"] if check["name"] == "run folder")
-    assert f"since {without_sockets} holds no sockets" in said
+    assert f"in place of {without_sockets}" in said
     assert [path.name for path in without_sockets.iterdir() if path.suffix != ".json"] == [], (
         "nothing of a trial is left"
     )
@@ -93,6 +95,23 @@ def test_what_somebody_else_has_made_there_is_not_used(without_sockets: Path, st
         assert f"{theirs} belongs to uid 4242" in said
     finally:
         theirs.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_shared"),
+    [("nfs4", True), ("fuse.sshfs", True), ("fuse.gocryptfs", False), ("ext4", False), ("", False)],
+)
+def test_in_a_home_that_machines_share_it_is_this_machine_s_own_unless_somebody_asks_for_it(
+    kind: str, is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the system says of a real NFS is seen by `tests/shared_store`."""
+    monkeypatch.setattr(settings, "filesystem", lambda _: (kind, set()))
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("JUPYTER_RUNTIME_DIR")
+    here = Path(f"/var/tmp/gpuckpt-{os.getuid()}")
+    assert settings.kernels_dir() == (here if is_shared else tmp_path / "runtime" / "gpuckpt")
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    assert settings.kernels_dir() == tmp_path / "runtime" / "gpuckpt"
 
 
 def test_a_folder_that_cannot_be_tried_is_taken_to_hold_them(tmp_path: Path) -> None:

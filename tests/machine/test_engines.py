@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from command_line import Cli, run
 
+from jupyter_gpuckpt.linux.file_systems import mounted_from
 from jupyter_gpuckpt.machine import engine_checks, place_checks
 from jupyter_gpuckpt.machine.checks import Check
 from jupyter_gpuckpt.machine.slurm_checks import config_checks, fields, partition_checks
-from jupyter_gpuckpt.store.reach import locks_reach, mounted_from
+from jupyter_gpuckpt.store.reach import locks_reach
 
 _SCONTROL = Path(__file__).with_name("scontrol")
 

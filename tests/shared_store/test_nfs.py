@@ -210,3 +210,14 @@ def test_clocks_that_are_off_delete_nothing_that_is_needed(machines: list[Machin
     finally:
         for client in (a, b):
             client.does(f"time.clock_settime(time.CLOCK_REALTIME, {now})")
+
+
+@ways
+def test_a_home_there_has_no_running_kernels_in_it(machines: list[Machine]) -> None:
+    _, a, _ = machines
+    a.does("import os, subprocess", "from jupyter_gpuckpt import settings", "None")
+    a.does("subprocess.run(['mount', '-t', 'tmpfs', 'own', '/var/tmp'], check=True)", "None")
+    a.does("os.environ.pop('JUPYTER_RUNTIME_DIR', None)", "os.environ['JUPYTER_DATA_DIR'] = f'{SHARED}/home'", "None")
+    assert a.does("str(settings.kernels_dir())") == "/var/tmp/gpuckpt-0"
+    a.does("os.environ['JUPYTER_RUNTIME_DIR'] = f'{SHARED}/home/runtime'", "None")
+    assert a.does("settings.kernels_dir() == Path(SHARED, 'home', 'runtime', 'gpuckpt')") is True
