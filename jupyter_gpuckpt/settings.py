@@ -182,7 +182,8 @@ def kernels_dir() -> Path:
     ------
     Refused : somebody else could have put there what stands in it, which says what is run.
     """
-    folder = _while_it_runs("gpuckpt", jupyter_runtime_dir(), os.geteuid())
+    is_asked_for = "JUPYTER_RUNTIME_DIR" in os.environ
+    folder = _for_kernels(jupyter_runtime_dir(), os.geteuid(), is_asked_for=is_asked_for)
     if why := why_not_private(folder):
         raise Refused(
             "The folder of the running kernels is not used.",
@@ -200,31 +201,29 @@ def connection_file(kernel_id: str) -> Path:
 
 
 def shared_dir() -> Path:
-    """Return the folder of what a user's keepers share, beside that of the kernels.
+    """Return the folder of what a user's keepers share: their locks on GPUs, and what CRIU has found out.
 
-    It has the locks by which they take turns, and what CRIU has found out about the system.
+    Raises
+    ------
+    Refused : as `kernels_dir`, in which it is.
     """
-    return _while_it_runs("gpuckpt-shared", jupyter_runtime_dir(), os.geteuid())
+    return kernels_dir() / ".shared"
 
 
-def _while_it_runs(name: str, runtime: str, uid: int) -> Path:
-    """Return a folder of what runs, which this machine has to itself unless JUPYTER_RUNTIME_DIR says otherwise.
+@functools.cache
+def _for_kernels(runtime: str, uid: int, *, is_asked_for: bool) -> Path:
+    """Return a folder that this machine has to itself, unless JUPYTER_RUNTIME_DIR asks for another.
 
     It is the same for all of a user's servers, jobs and shells: so not one in TMPDIR, which may be a job's, nor in
     XDG_RUNTIME_DIR, which jobs lack, and which is gone when its user logs out.
     """
-    elsewhere = Path("/var/tmp")  # noqa: S108 - what is in it is looked at whose it is
-    if _is_fit(runtime, is_asked_for="JUPYTER_RUNTIME_DIR" in os.environ) or not os.access(elsewhere, os.W_OK):
-        return Path(runtime, name)
-    return elsewhere / f"{name}-{uid}"
-
-
-@functools.cache
-def _is_fit(runtime: str, *, is_asked_for: bool) -> bool:
+    is_fit = True
     with contextlib.suppress(OSError):
-        if not is_asked_for and is_network(filesystem(nearest(Path(runtime)))[0]):
-            return False
-    return holds_special_files(Path(runtime))
+        is_fit = is_asked_for or not is_network(filesystem(nearest(Path(runtime)))[0])
+    elsewhere = Path("/var/tmp")  # noqa: S108 - what is in it is looked at whose it is
+    if (is_fit and holds_special_files(Path(runtime))) or not os.access(elsewhere, os.W_OK):
+        return Path(runtime, "gpuckpt")
+    return elsewhere / f"gpuckpt-{uid}"
 
 
 # -- kernels

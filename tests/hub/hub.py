@@ -231,7 +231,7 @@ def left_of(machine: Machine) -> dict[str, Any]:
         "kernels": [
             str(path)
             for user in UIDS
-            for path in (machine.folder / user).glob(".local/share/jupyter/runtime/gpuckpt/*")
+            for path in (machine.folder / user).glob(".local/share/jupyter/runtime/gpuckpt/[!.]*")
         ],
     }
 

@@ -125,7 +125,7 @@ def test_a_kernel_that_gateway_provisioners_have_started_is_saved_there(
             assert _outcome(ask, "assert x == 1") == "ok"
         server.request("DELETE", f"api/kernels/{kernel_id}")
         wait_until(lambda: not any(_launches(pid, kernel_id) for pid in launchers))
-        assert not list((tmp_path / "gateway" / "runtime" / "gpuckpt").iterdir())
+        assert not list((tmp_path / "gateway" / "runtime" / "gpuckpt").glob("[!.]*"))
 
 
 def _launches(pid: int, kernel_id: str) -> bool:

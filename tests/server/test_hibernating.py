@@ -47,7 +47,7 @@ def test_a_culled_kernel_is_hibernated_and_resumed(tmp_path: Path) -> None:
             wait_until(lambda: kernel_id not in _kernels(server))
         found = _hibernated(server)
         assert [(one["path"], one["held"]) for one in found] == [("train.ipynb", False)]
-        assert not list((tmp_path / "runtime" / "gpuckpt").iterdir())
+        assert not list((tmp_path / "runtime" / "gpuckpt").glob("[!.]*"))
         done = server.finish(server.ask("POST", f"hibernated/{found[0]['name']}/resume", {}, 202))
         assert done["state"] == "done", done["error"]
         with server.connected(done["kernel_id"]) as resumed:
