@@ -199,7 +199,7 @@ def connection_files() -> list[Path]:
 def runtime_files() -> list[str]:
     """Return what lies in Jupyter's runtime folder: connection files, and one folder with a folder for each kernel."""
     runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
-    return sorted(str(path.relative_to(runtime)) for path in [*runtime.glob("*"), *runtime.glob("gpuckpt/*")])
+    return sorted(str(path.relative_to(runtime)) for path in [*runtime.glob("*"), *runtime.glob("gpuckpt/[!.]*")])
 
 
 def test_a_keeper_that_dies_while_copies_come_up_leaves_none_and_the_kernel_gets_another(
