@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import signal
 import threading
@@ -156,6 +157,36 @@ def test_what_cannot_be_resumed_is_kept_and_a_fresh_kernel_starts(tmp_path: Path
         assert done["state"] == "done", done["error"]
         with server.connected(kernel) as notebook:
             assert notebook.value("x + 1") == "42"
+
+
+def test_where_damage_is_found_when_criu_is_done_it_is_kept_and_a_fresh_kernel_starts(tmp_path: Path) -> None:
+    with running(tmp_path, **_HUB) as server:
+        with server.connected(_opened(server)) as notebook:
+            notebook.run("import hashlib, os; x = bytearray(os.urandom(100 << 20)); d = hashlib.blake2b(x).hexdigest()")
+        _stop(server)
+    pack = max((tmp_path / "store" / "packs").rglob("*"), key=lambda path: path.stat().st_size)
+    _flip(pack)
+    with running(tmp_path, **_HUB) as server:
+        (name,) = _hibernated(server)
+        with server.connected(kernel := _opened(server)) as notebook:
+            assert "NameError" in notebook.fails("x").text
+            assert f"The hibernated kernel of {tmp_path / 'work' / 'a.ipynb'} was not resumed" in server.log.read_text()
+            assert "is damaged" in server.log.read_text()
+            assert _hibernated(server) == [name]
+        _flip(pack)
+        done = server.finish(server.ask("POST", f"hibernated/{name}/resume", {"kernel_id": kernel}, 202))
+        assert done["state"] == "done", done["error"]
+        with server.connected(kernel) as notebook:
+            assert notebook.value("hashlib.blake2b(x).hexdigest() == d") == "True"
+
+
+def _flip(pack: Path) -> None:
+    """Change a bit in the middle of a pack, or put it right."""
+    with pack.open("r+b") as file:
+        file.seek(pack.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
 
 
 def test_a_kernel_that_outlived_its_server_is_held_by_the_next(tmp_path: Path) -> None:
