@@ -5,18 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from command_line import run
-from job_programs import Job, folder_of, program
 from keeper_faults import Asked, Criu
 from notebooks import Notebook
 
 from jupyter_gpuckpt import settings
-from jupyter_gpuckpt.client import keepers
-from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.freeze import areas, pages
 from jupyter_gpuckpt.freeze.long_runs import LONG, plan
 from jupyter_gpuckpt.freeze.ranges import joined, without
@@ -78,8 +73,7 @@ def test_where_the_kernel_has_to_be_given_up_before_criu_has_all_of_it(notebook:
         notebook.run(f"%gpuckpt {line}")
         assert notebook.value("digest() == d") == "True"
     assert "is given up before the snapshot comes up" in log(notebook)
-    # In place it is known beforehand, and what was verified is gathered until criu is done.
-    assert len(straight(notebook)) == 1
+    assert straight(notebook) == []
     with (tmp_path / "one").open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -111,79 +105,23 @@ def test_damage_that_is_found_when_criu_is_done_leaves_the_running_kernel(notebo
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
     notebook.run("random[:] = bytes(len(random)); now = digest()")
+    pack, offset = _long_chunk("here")
+
+    def flip() -> None:
+        with pack.open("r+b") as file:
+            byte = os.pread(file.fileno(), 1, offset)
+            os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), offset)
+
     with criu.held_at("restore", "start") as until_there:
         asked = Asked(notebook, "%gpuckpt restore here --discard")
         until_there()
-        _flip("here")
+        flip()
     assert asked.answer(120)["status"] == "error"
     assert notebook.value("digest() == now") == "True"
     assert straight(notebook) == []
-    _flip("here")
+    flip()
     notebook.run("%gpuckpt restore here --discard")
     assert notebook.value("digest() == d") == "True"
-
-
-def _flip(name: str) -> None:
-    """Change a bit of a large array in the store, or put it right."""
-    pack, offset = _long_chunk(name)
-    with pack.open("r+b") as file:
-        byte = os.pread(file.fileno(), 1, offset)
-        os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), offset)
-
-
-def test_damage_is_found_before_a_kernel_is_given_up_in_place(notebook: Notebook) -> None:
-    notebook.run(STATE)
-    notebook.run("%gpuckpt save here")
-    notebook.run("random[:] = bytes(len(random)); now = digest()")
-    _flip("here")
-    assert "is damaged" in notebook.fails("%gpuckpt restore here --discard --in-place").text
-    assert notebook.value("digest() == now") == "True"
-    _flip("here")
-    notebook.run("%gpuckpt restore here --discard --in-place")
-    assert notebook.value("digest() == d") == "True"
-    assert len(straight(notebook)) == 1
-
-
-def test_a_kernel_that_was_hibernated_has_all_of_it(notebook: Notebook) -> None:
-    notebook.run(STATE)
-    for times in (1, 2):
-        with keepers.connect(KernelFolder(notebook.folder)) as keeper:
-            keeper.request("hibernate")
-        assert notebook.value("digest() == d") == "True"
-        assert len(straight(notebook)) == times
-
-
-_JOB = f"""
-import hashlib, os, sys, time
-data = bytearray(os.urandom({100 * MIB})); d = hashlib.blake2b(data).hexdigest()
-print("ready", flush=True)
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.02)
-print(hashlib.blake2b(data).hexdigest() == d, flush=True)
-time.sleep(1000)
-"""
-
-
-def test_a_job_that_comes_up_alone_has_all_of_it_or_does_not_run(folders: None, tmp_path: Path) -> None:
-    job, asked = Job("work"), tmp_path / "asked"
-    job.start(sys.executable, program(tmp_path, _JOB), str(asked))
-    try:
-        job.wait_for(1)
-        job.save("here")
-        job.kill()
-        _flip("here")
-        failed = run("restore", "work", "here")
-        assert failed.status != 0
-        assert "is damaged" in failed.err
-        assert job.told()["state"] == "ended"
-        _flip("here")
-        job.restore("here")
-        asked.touch()
-        job.wait_for(2)
-        assert job.lines() == ["ready", "True"]
-        assert "went straight into the process" in (folder_of("work") / "keeper.log").read_text()
-    finally:
-        run("stop", "work", "--force")
 
 
 def test_what_criu_is_told_of_lacks_long_runs_and_nothing_else(notebook: Notebook, tmp_path: Path) -> None:

@@ -101,21 +101,15 @@ class PreparedRestore:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
             progress.watch.begin("read")
-            # Where something that runs, or a record, is given up for it before criu begins, it must be right by then.
-            gathers = not (beside or alone)
-            has_room = new.claim is not None or not gathers
-            runs = request.long_runs if has_room and new.space.deputy is None else None
+            runs = request.long_runs if beside and new.space.deputy is None else None
             snapshot = await _read(
                 store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, behind=beside or alone
             )
             memory = None
             if runs is not None:
                 images = snapshot.directory / CRIU_IMAGES
-                straight = functools.partial(StraightMemory, store, manifest, runs, images, gathers=gathers)
-                memory = await asyncio.to_thread(straight)
+                memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images)
                 undoing.callback(memory.close)
-                if gathers:
-                    await memory.gather(progress.amount)
             if late is not None:
                 late.start()
             if snapshot.manifest.id != manifest.id:

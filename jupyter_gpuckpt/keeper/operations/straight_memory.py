@@ -8,9 +8,9 @@ import logging
 from pathlib import Path
 
 from ...errors import RestoreFailed
-from ...freeze.long_runs import Gathered, LongRuns
+from ...freeze.long_runs import LongRuns
 from ...snapshots.summary import current_name
-from ...store import Manifest, Progress, Store
+from ...store import Manifest, Store
 from .parts import CRIU_IMAGES
 
 __all__ = ["StraightMemory"]
@@ -26,7 +26,6 @@ class StraightMemory:
     Parameters
     ----------
     images : the folder with criu's images; the store made them, but for these pages, and the pagemap is written here.
-    gathers : whether they are read before criu begins, by `gather`.
 
     Raises
     ------
@@ -34,17 +33,11 @@ class StraightMemory:
     OSError : the images cannot be written.
     """
 
-    def __init__(
-        self, store: Store, manifest: Manifest, runs: LongRuns, images: Path, *, gathers: bool = False
-    ) -> None:
+    def __init__(self, store: Store, manifest: Manifest, runs: LongRuns, images: Path) -> None:
         self._store, self._manifest, self._runs, self._images = store, manifest, runs, images
         self._path = f"{CRIU_IMAGES}/{runs.image}"
         self._pid: int | None = None
-        self._gathered: Gathered | None = None
-        if gathers:
-            self._gathered, self._placing = runs.gather()
-        else:
-            self._placing = runs.of(self._process)
+        self._placing = runs.of(self._process)
         where, takers = {CRIU_IMAGES: images}, {self._path: self._placing}
         self._files = store.postpone(manifest.name, manifest.id, where, self._path.__eq__, takers)
         runs.write_pagemap(images)
@@ -52,20 +45,6 @@ class StraightMemory:
     def _process(self) -> int:
         assert self._pid is not None
         return self._pid
-
-    @property
-    def is_gathered(self) -> bool:
-        """Tell whether it was read, and verified, before criu begins."""
-        return self._gathered is not None
-
-    async def gather(self, progress: Progress) -> None:
-        """Read them into memory of this process's; every byte is verified.
-
-        Raises
-        ------
-        StoreError : a byte is not what was saved.
-        """
-        await asyncio.to_thread(self._files.read, progress)
 
     async def write(self, pid: int) -> None:
         """Write it into the process that criu has restored from the images, and left stopped; every byte is verified.
@@ -77,10 +56,7 @@ class StraightMemory:
         """
         self._pid = pid
         try:
-            if self._gathered is None:
-                await asyncio.to_thread(self._files.read)
-            else:
-                await asyncio.to_thread(self._gathered.move, pid)
+            await asyncio.to_thread(self._files.read)
         except OSError as e:
             raise RestoreFailed("The snapshot could not be restored.", f"Its memory cannot be written: {e}") from e
         finally:

@@ -191,17 +191,10 @@ class InPlace:
         await introduce(self._peers)
 
     async def bring_up(self, coming: Coming, _: Introduce) -> None:
-        await self._or_cancelled(coming.run_criu("running" if coming.memory is None else "stopped"))
-        if coming.memory is not None:
-            coming.watch.begin("memory")
-            with coming.gpu.of.held_back():
-                await self._or_cancelled(coming.have_memory())
-            coming.go_on()
+        restoring = coming.run_criu("running")
+        await (restoring if self._progress is None else self._progress.or_cancelled(restoring))
         coming.watch.begin("GPU")
         await coming.gpu.bring_back(coming.on_gpu())
-
-    async def _or_cancelled(self, work: Coroutine[Any, Any, None]) -> None:
-        await (work if self._progress is None else self._progress.or_cancelled(work))
 
 
 class SideBySide:

@@ -107,7 +107,7 @@ async def _bring_up(
         with contextlib.closing(Reserved()) as reserved:
             places = Places.of_restore(kernel_of(manifest).connection, keeper.launch.connection_file, reserved)
             gpu = AtOnce(verified.gpu, verified.new, manifest)
-            coming = Coming(keeper, snapshot, verified.new, program, gpu, verified.warnings, verified.memory)
+            coming = Coming(keeper, snapshot, verified.new, program, gpu, verified.warnings)
             tidying = await take_over(coming, InPlace(peers, hold=True, progress=progress), places)
         await tidying
         undoing.pop_all()
