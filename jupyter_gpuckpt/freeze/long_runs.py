@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -147,4 +148,6 @@ def plan(pagemap: tuple[str, bytes], mm: bytes) -> LongRuns | None:
 def _write(fd: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data, offset)
+        if written == 0:  # into a process that was killed, for lack of memory perhaps
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         data, offset = data[written:], offset + written

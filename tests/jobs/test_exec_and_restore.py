@@ -374,7 +374,7 @@ def test_nothing_of_one_is_left_when_it_is_forgotten(tmp_path: Path) -> None:
     assert left == {"launch.json", "state.json", "output", "keeper.log", "keeper.lock"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder_of("tidy").iterdir())
     assert run("forget", "tidy").status == 0
-    assert list(folder_of("tidy").parent.iterdir()) == []
+    assert list(folder_of("tidy").parent.glob("[!.]*")) == []
 
 
 def test_one_is_hibernated_with_all_others_and_comes_back(tmp_path: Path) -> None:

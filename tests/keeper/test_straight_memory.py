@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from notebooks import Notebook
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze import areas, pages
-from jupyter_gpuckpt.freeze.long_runs import LONG, plan
+from jupyter_gpuckpt.freeze.long_runs import LONG, Placing, _Run, plan
 from jupyter_gpuckpt.freeze.ranges import joined, without
 from jupyter_gpuckpt.store import HOLE, Store
 from jupyter_gpuckpt.store.index import read_part
@@ -122,6 +123,19 @@ def test_damage_that_is_found_when_criu_is_done_leaves_the_running_kernel(notebo
     flip()
     notebook.run("%gpuckpt restore here --discard")
     assert notebook.value("digest() == d") == "True"
+
+
+@pytest.mark.timeout(30)
+def test_what_is_written_into_a_process_that_was_killed_is_an_error() -> None:
+    process = subprocess.Popen(["sleep", "100"])
+    placing = Placing([_Run(0, 4096, 1 << 20)], lambda: os.open(f"/proc/{process.pid}/mem", os.O_WRONLY))
+    opened = placing._opened()
+    process.kill()
+    process.wait()
+    with pytest.raises(ProcessLookupError), placing.room(0, 4096) as room:
+        room[:] = bytes(4096)
+    assert opened == placing._opened()
+    placing.close()
 
 
 def test_what_criu_is_told_of_lacks_long_runs_and_nothing_else(notebook: Notebook, tmp_path: Path) -> None:
