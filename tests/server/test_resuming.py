@@ -159,7 +159,7 @@ def test_what_cannot_be_resumed_is_kept_and_a_fresh_kernel_starts(tmp_path: Path
             assert notebook.value("x + 1") == "42"
 
 
-def test_where_damage_is_found_when_criu_is_done_it_is_kept_and_a_fresh_kernel_starts(tmp_path: Path) -> None:
+def test_what_is_damaged_is_kept_and_a_fresh_kernel_starts(tmp_path: Path) -> None:
     with running(tmp_path, **_HUB) as server:
         with server.connected(_opened(server)) as notebook:
             notebook.run("import hashlib, os; x = bytearray(os.urandom(100 << 20)); d = hashlib.blake2b(x).hexdigest()")
