@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import RestoreFailed
 from . import images, pages
 from .ranges import Range, joined, size_of, within
 
@@ -61,7 +61,7 @@ class Placing:
 
     @contextlib.contextmanager
     def room(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Give room for these bytes; after the block they are where they belong. Raises `OSError`."""
+        """Give room for these bytes; after the block they are where they belong. Raises `OSError`, `RestoreFailed`."""
         if not hasattr(self._rooms, "bytes"):
             self._rooms.bytes = bytearray(_MOST)
         with memoryview(self._rooms.bytes) as whole, whole[:size] as room:
@@ -148,6 +148,10 @@ def plan(pagemap: tuple[str, bytes], mm: bytes) -> LongRuns | None:
 def _write(fd: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data, offset)
-        if written == 0:  # into a process that was killed, for lack of memory perhaps
-            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        if written == 0:
+            raise RestoreFailed(
+                "The snapshot could not be restored.",
+                "A process of it was killed while its memory was written, perhaps for lack of memory: `dmesg` says so.",
+                "End other programs, or allow more memory, and restore again.",
+            )
         data, offset = data[written:], offset + written

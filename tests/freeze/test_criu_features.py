@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from notebooks import StartKernel
 
+from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.freeze.criu_features import asked_for
 from jupyter_gpuckpt.freeze.criu_program import CriuProgram, find_criu
 
@@ -45,6 +47,19 @@ def test_the_second_criu_does_not_look_again(criu: CriuProgram, tmp_path: Path) 
     (kept,) = (tmp_path / "shared").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600
     assert set(Path("/run").glob("criu.kdat*")) == before
+
+
+def test_a_kernel_s_saves_and_restores_do_not_look_again(start: StartKernel) -> None:
+    notebook = start()
+    notebook.run("%gpuckpt save here")
+    (kept,) = settings.shared_dir().glob("criu-*")
+    before = kept.stat()
+    assert before.st_size > 0
+    notebook.run("%gpuckpt save there")
+    notebook.run("%gpuckpt restore here --discard")
+    after = kept.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns), "criu has written it anew"
+    assert list(settings.shared_dir().glob("criu-*")) == [kept]
 
 
 def test_what_is_no_answer_of_criu_s_is_not_taken(criu: CriuProgram, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from keeper_faults import Asked, Criu
 from notebooks import Notebook
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.errors import RestoreFailed
 from jupyter_gpuckpt.freeze import areas, pages
 from jupyter_gpuckpt.freeze.long_runs import LONG, Placing, _Run, plan
 from jupyter_gpuckpt.freeze.ranges import joined, without
@@ -132,7 +133,7 @@ def test_what_is_written_into_a_process_that_was_killed_is_an_error() -> None:
     opened = placing._opened()
     process.kill()
     process.wait()
-    with pytest.raises(ProcessLookupError), placing.room(0, 4096) as room:
+    with pytest.raises(RestoreFailed, match="was killed"), placing.room(0, 4096) as room:
         room[:] = bytes(4096)
     assert opened == placing._opened()
     placing.close()

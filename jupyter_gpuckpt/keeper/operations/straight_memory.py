@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from pathlib import Path
 
-from ...errors import GpuckptError, RestoreFailed
-from ...freeze import criu_errors
+from ...errors import RestoreFailed
 from ...freeze.long_runs import LongRuns
-from ...linux import memory
 from ...snapshots.summary import current_name
 from ...store import Manifest, Store
 from .parts import CRIU_IMAGES
@@ -57,17 +54,10 @@ class StraightMemory:
         StoreError : a byte is not what was saved; nothing of the process may run.
         RestoreFailed : it cannot be written there.
         """
-        self._pid, kills = pid, memory.kills(os.getpid())
+        self._pid = pid
         try:
             await asyncio.to_thread(self._files.read)
-        except (OSError, GpuckptError) as e:
-            if memory.kills(os.getpid()) > kills:
-                where = memory.room(os.getpid()).where
-                killed = f"The system killed a process of it: there is too little memory{where}."
-                advice = criu_errors.Cause.NO_MEMORY.advice
-                raise RestoreFailed("The snapshot could not be restored.", killed, advice) from e
-            if isinstance(e, GpuckptError):
-                raise
+        except OSError as e:
             raise RestoreFailed("The snapshot could not be restored.", f"Its memory cannot be written: {e}") from e
         finally:
             self.close()
