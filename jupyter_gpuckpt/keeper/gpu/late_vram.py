@@ -53,7 +53,11 @@ class LateVram:
         self._files = self._store.postpone(name, self.snapshot.id, {self._part: self._folder})
 
     def start(self) -> None:
-        """Begin to read what was opened."""
+        """Begin to read what was opened; more than once is harmless."""
+        if self._reading is None:
+            self._read_again()
+
+    def _read_again(self) -> None:
         self._reading = asyncio.create_task(asyncio.to_thread(self._read))
 
     def _read(self) -> None:
@@ -92,7 +96,7 @@ class LateVram:
         """
         if self._reading is None or (self._reading.done() and self._reading.exception() is not None):
             await asyncio.to_thread(self.open)
-            self.start()
+            self._read_again()
         assert self._reading is not None
         self._watched_by = progress
         try:

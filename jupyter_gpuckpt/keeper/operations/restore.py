@@ -246,6 +246,8 @@ class _Prepared:
             if memory is not None:
                 await memory.complete()
                 memory = None
+            if late is not None:
+                late.start()
             await predecessor.leave(late, self.way_back)
             way = InPlace(predecessor.peers)
         if of_job is not None:

@@ -231,6 +231,8 @@ class SideBySide:
         coming.watch.begin("memory")
         with gpu.of.held_back():
             await self._progress.or_cancelled(coming.have_memory())
+        if self._late is not None:
+            self._late.start()
         on_gpu = coming.on_gpu()
         coming.watch.begin("GPU")
         if gpu.can_stay(on_gpu):
