@@ -41,8 +41,8 @@ _TWICE = 2 << 30
 """Bytes of what is parked that are on the GPU twice while it changes hands, at most: a part of a block, and a piece of
 what is held (`vram_holder`)."""
 _HOLDER_ENDS = 300.0  # how long the program that holds parked memory may take to end with its keeper, in seconds
-_SOON = 6 << 30
-"""Bytes that are read to the GPUs while the driver restores the rest, about: with no more left, reading may wait."""
+_SOON = 16 << 30
+"""Bytes that are read to the GPUs in a few seconds: with no more left, they wait for what the driver has to wait for."""
 _NEARLY = 0.3  # seconds: what a client of a kernel takes to connect again, and a little more
 
 
@@ -81,7 +81,7 @@ class GpuReturn:
         self._nearly_read = asyncio.Event()
         self._stopped = False
         self._left = 0
-        """Bytes that are still to be read to the GPUs, once that has begun."""
+        """Bytes that are still to be read to the GPUs."""
         self._watch = Stopwatch()
 
     @classmethod
@@ -188,6 +188,7 @@ class GpuReturn:
         `thaw` waits for both, or `have_read`. With what is taken it begins when `go_on_reading` says so.
         """
         loop = asyncio.get_running_loop()
+        self._left = sum(sum(self._used(one.parked).values()) for one in self._parkings if one.buffer is not None)
         self._reading_files = asyncio.run_coroutine_threadsafe(asyncio.to_thread(self._read, files, progress), loop)
         self._reading = asyncio.run_coroutine_threadsafe(self._read_taken(taken, progress), loop)
         self._reading.add_done_callback(lambda _: self._nearly_read.set())
