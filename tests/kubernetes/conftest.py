@@ -15,7 +15,7 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("deploy",
 
 from cluster_hosts import Host
 from helm_chart import Chart, what_is_missing
-from kube_cluster import NODES, PROGRAMS, ROOT, Kubernetes, wait_for
+from kube_cluster import KERNELS_IMAGE, NODES, PROGRAMS, ROOT, Kubernetes, wait_for
 from podman import PAUSE, Podman
 
 _KINDS = "statefulsets,jobs,services,networkpolicies,pods,secrets,persistentvolumeclaims"
@@ -23,7 +23,7 @@ _KINDS = "statefulsets,jobs,services,networkpolicies,pods,secrets,persistentvolu
 
 @pytest.fixture(scope="session")
 def images() -> Iterator[Path]:
-    """An archive of the image that the manifests name, with JupyterHub in it, and of what holds a pod's namespaces."""
+    """An archive of the images that the manifests name, with JupyterHub in it, and of what holds a pod's namespaces."""
     missing = [name for name in ("podman", "crun", "debootstrap", "ip", "nsenter") if shutil.which(name) is None]
     assert not missing, f"{', '.join(missing)}: not installed; `make test-kubernetes` installs them"
     assert (PROGRAMS / "bin" / "kubelet").exists(), "Kubernetes is not there; `make test-kubernetes` builds it"
@@ -34,7 +34,8 @@ def images() -> Iterator[Path]:
     archive = podman.folder / "images.tar"
     try:
         podman.build(image, extras="jupyterhub")
-        podman.saves(archive, image)
+        podman.build_kernels(KERNELS_IMAGE, image)
+        podman.saves(archive, image, KERNELS_IMAGE)
     finally:
         podman.close()
     yield archive
@@ -66,6 +67,16 @@ def cluster(whole_cluster: Kubernetes) -> Iterator[Kubernetes]:
         cluster.kubectl("uncordon", node.name)
         wait_for(lambda node=node: not _left_on(node), f"processes are left on {node.name}")
         wait_for(lambda node=node: node.mounts() <= before[node.name], f"mounts are left on {node.name}")
+
+
+@pytest.fixture
+def node_brokers(cluster: Kubernetes) -> Iterator[None]:
+    """A broker on each node."""
+    cluster.applies_kustomization("broker", "kube-system")
+    cluster.kubectl("rollout", "status", "daemonset/gpuckpt-broker", "--namespace=kube-system", "--timeout=240s")
+    yield
+    cluster.kubectl("delete", "statefulsets,pods", "--all", "--timeout=240s")
+    cluster.kubectl("delete", "daemonset/gpuckpt-broker", "--namespace=kube-system", "--timeout=240s")
 
 
 @pytest.fixture(scope="session")

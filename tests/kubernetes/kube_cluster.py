@@ -17,12 +17,14 @@ import yaml
 from cluster_hosts import Host, Hosts
 from notebooks import wait_until
 
-__all__ = ["NODES", "PROGRAMS", "ROOT", "Kubernetes", "wait_for"]
+__all__ = ["KERNELS_IMAGE", "NODES", "PROGRAMS", "ROOT", "Kubernetes", "wait_for"]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / ".venv" / "kubernetes"
 """Where `fetch_and_build.sh` puts them."""
 NODES = ("node1", "node2")
+KERNELS_IMAGE = "registry.example.com/gpuckpt-kernel:1"
+"""That of a gateway's kernels."""
 _CONTROL = "control"
 PATIENCE = 300.0
 """For how long something may take to come up or to go, in seconds: a hang's end, and no promise."""

@@ -126,16 +126,6 @@ def _delete_pod(cluster: Kubernetes, node: str) -> None:
     cluster.kubectl("delete", "pods", "--selector=app in (lab, train)")
 
 
-@pytest.fixture
-def node_brokers(cluster: Kubernetes) -> Iterator[None]:
-    """A broker on each node."""
-    cluster.applies_kustomization("broker", "kube-system")
-    cluster.kubectl("rollout", "status", "daemonset/gpuckpt-broker", "--namespace=kube-system", "--timeout=240s")
-    yield
-    cluster.kubectl("delete", "statefulsets,pods", "--all", "--timeout=240s")
-    cluster.kubectl("delete", "daemonset/gpuckpt-broker", "--namespace=kube-system", "--timeout=240s")
-
-
 @pytest.mark.parametrize("installed", ["by kustomize", "by the chart"])
 def test_a_notebooks_kernel_goes_on_on_the_other_node_when_its_node_is_drained_or_its_pod_deleted(
     cluster: Kubernetes, request: pytest.FixtureRequest, installed: str

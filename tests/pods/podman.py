@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +148,20 @@ class Podman:
             self.does("build", "-f", str(file), "-t", PAUSE, str(self.folder / "run"))
         if self.does("images", "--quiet", "--filter", f"label={label}={mark}", "--filter", f"reference={image}"):
             return
+        told = (f"BASE={_BASE}", "SIDEBAR=no", f"EXTRAS={extras}")
+        self._builds(image, "deploy/container/Containerfile", told, "--label", f"{label}={mark}")
+
+    def build_kernels(self, image: str, base: str) -> None:
+        """Build the image of a gateway's kernels upon ours."""
+        self._builds(image, "deploy/kubernetes/gateway/Containerfile", [f"BASE={base}"])
+
+    def _builds(self, image: str, file: str, told: Iterable[str], *options: str) -> None:
         # How this machine reaches its mirrors is what the build uses, too.
         settings = [path for path in ("/etc/ssl/certs", "/etc/pip.conf", "/etc/apt/apt.conf.d") if Path(path).exists()]
         volumes = [word for path in settings for word in ("--volume", f"{path}:{path}:ro")]
-        told = (f"BASE={_BASE}", "SIDEBAR=no", f"EXTRAS={extras}")
-        arguments = [*(word for one in told for word in ("--build-arg", one)), "--label", f"{label}={mark}"]
-        file = str(ROOT / "deploy" / "container" / "Containerfile")
-        self.does("build", "--network", "host", *volumes, *arguments, "-f", file, "-t", image, str(ROOT), timeout=1800)
+        arguments = [word for one in told for word in ("--build-arg", one)]
+        building = ["build", "--network", "host", *volumes, *arguments, *options, "-f", str(ROOT / file), "-t", image]
+        self.does(*building, str(ROOT), timeout=1800)
 
     def saves(self, file: Path, *images: str) -> None:
         """Write images into a file that other programs read, with what holds a pod's namespaces."""

@@ -5,80 +5,31 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import requests
 from command_line import COMMAND
-from job_programs import free_port
-from jupyter_servers import SPEC, Server, running
-from notebooks import PATIENCE, wait_until
+from jupyter_servers import SPEC, running
+from kernel_gateway import CELLS, kernel_gateway, outcome, own_folders, started
+from notebooks import wait_until
 
 from jupyter_gpuckpt.linux import proc, processes
 
 pytestmark = pytest.mark.criu
 
 
-def _own(folder: Path) -> dict[str, str]:
-    """Return what says where a gateway in a folder, and its kernels, have their files."""
-    own = {"JUPYTER_RUNTIME_DIR": "runtime", "GPUCKPT_STORE": "store", "GPUCKPT_KEYS": "keys", "IPYTHONDIR": "ipython"}
-    return {name: str(folder / path) for name, path in own.items()}
-
-
-@contextlib.contextmanager
-def _kernel_gateway(folder: Path, **more: str) -> Iterator[str]:
-    """Start Jupyter Kernel Gateway, with more in its environment; give its address."""
-    port = free_port("tcp")
-    words = [sys.executable, "-m", "jupyter", "kernelgateway", f"--KernelGatewayApp.port={port}"]
-    environment = {**os.environ, **_own(folder), **more}
-    folder.mkdir()
-    with (folder / "gateway.log").open("wb") as log:
-        process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def answers() -> bool:
-        assert process.poll() is None, (folder / "gateway.log").read_text()
-        with contextlib.suppress(requests.ConnectionError):
-            return requests.get(f"http://127.0.0.1:{port}/api", timeout=10).ok
-        return False
-
-    try:
-        wait_until(answers)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE)
-
-
-_CELLS = ("x = 1", "%gpuckpt save a", "x = 2", "%gpuckpt restore a", "%gpuckpt hibernate", "assert x == 1")
-
-
-def _started(server: Server, spec: str) -> str:
-    session = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": spec}}
-    kernel_id: str = server.request("POST", "api/sessions", json=session).json()["kernel"]["id"]
-    return kernel_id
-
-
-def _outcome(ask: Callable[[str, dict[str, Any]], dict[str, Any]], cell: str) -> str:
-    done = ask("execute_request", {"code": cell, "silent": False, "store_history": True})["content"]
-    outcome: str = done["status"]
-    return outcome if outcome == "ok" else f"{done['ename']}: {done['evalue']}"
-
-
 def test_a_kernel_on_a_gateway_is_saved_there_and_the_server_says_how(tmp_path: Path) -> None:
     with (
-        _kernel_gateway(tmp_path / "gateway") as address,
+        kernel_gateway(tmp_path / "gateway") as address,
         running(tmp_path / "server", f"c.GatewayClient.url = {address!r}\n") as server,
     ):
-        kernel_id = _started(server, SPEC)
+        kernel_id = started(server, SPEC)
         with server.channels(kernel_id) as ask:
-            for cell in _CELLS:
-                assert _outcome(ask, cell) == "ok"
+            for cell in CELLS:
+                assert outcome(ask, cell) == "ok"
         (plain,) = server.ask("GET", "kernels")["plain"]
         assert plain["kernel_id"] == kernel_id
         assert "gateway" in plain["why"]["what"]
@@ -97,7 +48,7 @@ def spec_of_provisioners(tmp_path: Path) -> Path:
     saved = found / "kernels" / "saved"
     (saved / "scripts" / "launch_ipykernel.py").write_bytes(recipe)
     spec = json.loads((saved / "kernel.json").read_text())
-    (saved / "kernel.json").write_text(json.dumps(spec | {"env": _own(tmp_path / "gateway")}))
+    (saved / "kernel.json").write_text(json.dumps(spec | {"env": own_folders(tmp_path / "gateway")}))
     return found
 
 
@@ -111,18 +62,18 @@ def test_a_kernel_that_gateway_provisioners_have_started_is_saved_there(
         "GP_KERNEL_LOG_DIR": str(tmp_path),
     }
     with (
-        _kernel_gateway(tmp_path / "gateway", **own) as address,
+        kernel_gateway(tmp_path / "gateway", **own) as address,
         running(tmp_path / "server", f"c.GatewayClient.url = {address!r}\n") as server,
     ):
-        kernel_id = _started(server, "saved")
+        kernel_id = started(server, "saved")
         launchers = [pid for pid in processes.descendants(os.getpid()) if _launches(pid, kernel_id)]
         assert len(launchers) == 2, "it, and who listens to the gateway"
         with server.channels(kernel_id) as ask:
-            for cell in _CELLS:
-                assert _outcome(ask, cell) == "ok"
+            for cell in CELLS:
+                assert outcome(ask, cell) == "ok"
             threading.Timer(2, lambda: server.request("POST", f"api/kernels/{kernel_id}/interrupt")).start()
-            assert _outcome(ask, "import time; time.sleep(100)").startswith("KeyboardInterrupt")
-            assert _outcome(ask, "assert x == 1") == "ok"
+            assert outcome(ask, "import time; time.sleep(100)").startswith("KeyboardInterrupt")
+            assert outcome(ask, "assert x == 1") == "ok"
         server.request("DELETE", f"api/kernels/{kernel_id}")
         wait_until(lambda: not any(_launches(pid, kernel_id) for pid in launchers))
         assert not list((tmp_path / "gateway" / "runtime" / "gpuckpt").glob("[!.]*"))

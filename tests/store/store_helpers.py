@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -81,7 +82,17 @@ def litter(store: Store) -> list[str]:
     owned |= {f"{folder}/{m.id}" for m in manifests for folder in ("contents", "index")}
     owned |= {f"labels/{m.id}.json" for m in manifests}
     owned |= {f"packs/{pack}" for pack in named_packs(layout, [m.id for m in manifests])}
-    return [p for p in everything(store.root) if p not in owned]
+    named = [".", *(str(path.relative_to(store.root)) for path in store.root.rglob("*"))]
+    return [path for path in sorted(named) if path not in owned and _is_there(store.root / path)]
+
+
+def _is_there(path: Path) -> bool:
+    """Tell whether a file can be opened: another machine may have removed what a folder's listing still has."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
+    except OSError as exc:
+        return exc.errno != errno.ENOENT
+    return True
 
 
 def readable_by_others(folder: Path) -> list[str]:
