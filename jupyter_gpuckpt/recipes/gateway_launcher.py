@@ -3,6 +3,7 @@
 # Where the kernels run there is jupyter_gpuckpt, with CRIU or a broker. On the gateway's machine, or in the image:
 #     jupyter ssh-spec install --kernel-name=python-saved --display-name="Python (saved)"
 #     jupyter gpuckpt recipe gateway_launcher.py > .../kernels/python-saved/scripts/launch_ipykernel.py
+# In Kubernetes: deploy/kubernetes/gateway has the image and the pod.
 # A kernel is restored where it runs, at the ports that the gateway knows. When the gateway stops it, it is lost.
 import argparse
 import multiprocessing

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import kubernetes_validate
 import pytest
 import yaml
@@ -86,6 +87,28 @@ def test_a_pod_without_rights_fits_pod_securitys_strictest_level() -> None:
             place.append(step["value"])
         else:
             place[last] = step["value"]
+    _assert_restricted(pod)
+
+
+@pytest.mark.parametrize("more", [{}, {"kernel_gpus": 1, "kernel_memory_limit": "8Gi"}])
+def test_a_gateways_kernel_fits_it_too_and_reaches_the_broker(more: dict[str, Any]) -> None:
+    template = (_FOLDER / "gateway" / "kernel-pod.yaml.j2").read_text()
+    told = {"kernel_pod_name": "alice-1", "kernel_namespace": "default", "kernel_id": "1", "kernel_image": "kernel"}
+    told |= {"kernel_service_account_name": "default", "kernel_username": "alice", **more}
+    text = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+    whole = yaml.safe_load(text.render(told, kernel_uid=1000, kernel_gid=100))
+    for version in _VERSIONS:
+        kubernetes_validate.validate(whole, version, strict=True)
+    pod = whole["spec"]
+    _assert_restricted(pod)
+    assert pod["securityContext"]["supplementalGroups"] == [2042]
+    limits = {"memory": "8Gi", "nvidia.com/gpu": "1"} if more else {"memory": "16Gi"}
+    assert pod["containers"][0]["resources"]["limits"] == limits
+    claim = _RESOURCES["notebook-without-rights/PersistentVolumeClaim"]["metadata"]["name"]
+    assert pod["volumes"][0] == {"name": "broker", "persistentVolumeClaim": {"claimName": claim}}
+
+
+def _assert_restricted(pod: dict[str, Any]) -> None:
     (container,) = pod["containers"]
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert pod["securityContext"]["runAsNonRoot"]

@@ -42,7 +42,7 @@ _TWICE = 2 << 30
 what is held (`vram_holder`)."""
 _HOLDER_ENDS = 300.0  # how long the program that holds parked memory may take to end with its keeper, in seconds
 _SOON = 16 << 30
-"""Bytes that are read to the GPUs in a few seconds: with no more left, they wait for what the driver has to wait for."""
+"""Bytes that are read to the GPUs in a few seconds: with no more left, they wait for what the driver waits for."""
 _NEARLY = 0.3  # seconds: what a client of a kernel takes to connect again, and a little more
 
 
