@@ -209,7 +209,7 @@ test-pods: setup .venv/pods/ready .venv/hub-ready
 	@apt-get install -qq -y --download-only --no-install-recommends -o Dir::Cache::archives='$(CURDIR)/.venv/pods/debs' \
 		crun debootstrap exfat-fuse exfatprogs podman >/dev/null
 	@for deb in .venv/pods/debs/*.deb; do test ! -e "$$deb" || dpkg-deb --extract "$$deb" .venv/pods/debs/all; done
-	@cd .venv/pods/debs/all 2>/dev/null || exit 0; cp -a usr ../../root; cp -a etc/containers ../../root/etc; \
+	@cd .venv/pods/debs/all 2>/dev/null || exit 0; cp -a usr ../../root; test ! -d etc/containers || cp -a etc/containers ../../root/etc; \
 		for folder in bin sbin lib; do test ! -d $$folder || cp -a $$folder/. ../../root/usr/$$folder; done
 	@rm -rf .venv/pods/debs
 	@touch $@

@@ -102,6 +102,10 @@ def test_a_gateways_kernel_fits_it_too_and_reaches_the_broker(more: dict[str, An
     pod = whole["spec"]
     _assert_restricted(pod)
     assert pod["securityContext"]["supplementalGroups"] == [2042]
+    (deadline,) = (
+        word for word in pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] if "deadline" in word
+    )
+    assert float(deadline.removeprefix("--deadline=")) < pod["terminationGracePeriodSeconds"]
     limits = {"memory": "8Gi", "nvidia.com/gpu": "1"} if more else {"memory": "16Gi"}
     assert pod["containers"][0]["resources"]["limits"] == limits
     claim = _RESOURCES["notebook-without-rights/PersistentVolumeClaim"]["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""Kernels of a gateway, each in a pod of its own without any right: what one has saved, the next one restores."""
+"""Kernels of a gateway, each in a pod of its own without any right: what one was or had saved, the next restores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def spec(tmp_path: Path) -> Path:
     return found
 
 
-def test_what_a_gateways_kernel_saves_is_restored_in_the_next_ones_pod(
+def test_what_a_gateways_kernel_has_saved_and_what_it_was_at_a_drain_is_restored_in_the_next_ones_pod(
     cluster: Kubernetes, spec: Path, tmp_path: Path
 ) -> None:
     home = cluster.volume("alice", "100Gi")
@@ -75,17 +75,19 @@ def test_what_a_gateways_kernel_saves_is_restored_in_the_next_ones_pod(
             threading.Timer(2, lambda: _interrupt(cluster, server, first)).start()
             assert outcome(ask, "import time; time.sleep(100)").startswith("KeyboardInterrupt")
             assert outcome(ask, "%gpuckpt save --wait kept") == "ok"
-        server.request("DELETE", f"api/kernels/{first}")
-        wait_for(lambda: not _pods(cluster), "its pod stays")
-        cluster.kubectl("cordon", node)
+            assert outcome(ask, "x = 'unsaved'") == "ok"
+        cluster.kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data")
+        (hibernated,) = (home / ".local/share/jupyter/gpuckpt/store/snapshots").glob("hibernated-*")
+        server.request("DELETE", f"api/kernels/{first}")  # the gateway starts it anew by itself, when it looks
+        wait_for(lambda: not _pods(cluster), "a pod stays")
         second = started(server, "saved")
         assert _pod(cluster)["spec"]["nodeName"] != node
         with server.channels(second) as ask:
-            assert outcome(ask, "%gpuckpt restore kept") == "ok"
-            assert outcome(ask, "assert x == 1") == "ok"
+            for name, x in (("kept", 1), (hibernated.stem, "unsaved")):
+                assert outcome(ask, f"%gpuckpt restore {name}") == "ok"
+                assert outcome(ask, f"assert x == {x!r}") == "ok"
         server.request("DELETE", f"api/kernels/{second}")
         wait_for(lambda: not _pods(cluster), "its pod stays")
-    assert (home / ".local/share/jupyter/gpuckpt/store/snapshots").is_dir()
 
 
 def _interrupt(cluster: Kubernetes, server: Server, kernel_id: str) -> None:
