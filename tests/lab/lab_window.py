@@ -224,8 +224,8 @@ class Window:
         self.dialog.get_by_role("button", name=button, exact=True).click()
 
     def is_told(self, text: str | re.Pattern[str]) -> Locator:
-        """Wait for a notification, and return it."""
-        told = self.page.locator(".Toastify__toast", has_text=text)
+        """Wait for a notification, and return it: not one that moves out while what it has become is there already."""
+        told = self.page.locator(".Toastify__toast:not([class*=slide-exit])", has_text=text)
         told.wait_for()
         return told
 
