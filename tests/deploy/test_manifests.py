@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,7 @@ def test_a_pod_without_rights_fits_pod_securitys_strictest_level() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"kernel_gpus": 1, "kernel_memory_limit": "8Gi"}])
 def test_a_gateways_kernel_fits_it_too_and_reaches_the_broker(more: dict[str, Any]) -> None:
-    template = (_FOLDER / "gateway" / "kernel-pod.yaml.j2").read_text()
-    told = {"kernel_pod_name": "alice-1", "kernel_namespace": "default", "kernel_id": "1", "kernel_image": "kernel"}
-    told |= {"kernel_service_account_name": "default", "kernel_username": "alice", **more}
-    text = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template)
-    whole = yaml.safe_load(text.render(told, kernel_uid=1000, kernel_gid=100))
+    whole = _pod_of_a_gateway(**more)
     for version in _VERSIONS:
         kubernetes_validate.validate(whole, version, strict=True)
     pod = whole["spec"]
@@ -110,6 +107,23 @@ def test_a_gateways_kernel_fits_it_too_and_reaches_the_broker(more: dict[str, An
     assert pod["containers"][0]["resources"]["limits"] == limits
     claim = _RESOURCES["notebook-without-rights/PersistentVolumeClaim"]["metadata"]["name"]
     assert pod["volumes"][0] == {"name": "broker", "persistentVolumeClaim": {"claimName": claim}}
+
+
+def test_who_asks_a_gateway_cannot_say_more_of_the_pod_than_values() -> None:
+    told = '1"\n  hostPID: true\n#'
+    for name in ("kernel_username", "kernel_cpus", "kernel_memory", "kernel_memory_limit", "kernel_gpus"):
+        pod = _pod_of_a_gateway(**{name: told})["spec"]
+        assert "hostPID" not in pod, name
+        assert json.dumps(told)[1:-1] in json.dumps(pod), name
+
+
+def _pod_of_a_gateway(**more: Any) -> dict[str, Any]:
+    template = (_FOLDER / "gateway" / "kernel-pod.yaml.j2").read_text()
+    told = {"kernel_pod_name": "alice-1", "kernel_namespace": "default", "kernel_id": "1", "kernel_image": "kernel"}
+    told |= {"kernel_service_account_name": "default", "kernel_username": "alice", **more}
+    text = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+    pod: dict[str, Any] = yaml.safe_load(text.render(told, kernel_uid=1000, kernel_gid=100))
+    return pod
 
 
 def _assert_restricted(pod: dict[str, Any]) -> None:

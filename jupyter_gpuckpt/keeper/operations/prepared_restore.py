@@ -110,7 +110,7 @@ class PreparedRestore:
                 images = snapshot.directory / CRIU_IMAGES
                 memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images)
                 undoing.callback(memory.close)
-            if late is not None and memory is None:  # else when that is there: it would take twice as long
+            if late is not None and memory is None:  # else it waits for `memory`, which the first cell needs
                 late.start()
             if snapshot.manifest.id != manifest.id:
                 raise Refused(
