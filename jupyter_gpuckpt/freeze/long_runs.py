@@ -12,13 +12,13 @@ import bisect
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import RestoreFailed
 from . import images, pages
-from .ranges import Range, joined, size_of, within
+from .ranges import Range, joined, size_of, within, without
 
 __all__ = ["LONG", "LongRuns", "Placing", "plan"]
 
@@ -94,11 +94,12 @@ class LongRuns:
 
     Attributes
     ----------
+    pid : the process, as its namespace names it.
     image : the name of the file with its pages.
     """
 
+    pid: int
     image: str
-    _pagemap: str
     _raw: bytes
     _long: Sequence[_Run]
     _others: Sequence[_Run]
@@ -114,35 +115,46 @@ class LongRuns:
         """Return what takes all pages but these, for criu, into the file of the images in that folder."""
         return Placing(self._others, lambda: os.open(folder / self.image, os.O_WRONLY | os.O_NOFOLLOW))
 
-    def of(self, pid: Callable[[], int]) -> Placing:
+    def process(self, pid: Callable[[], int]) -> Placing:
         """Return what takes these pages into that process (as this one names it), which is stopped."""
         return Placing(self._long, lambda: os.open(f"/proc/{pid()}/mem", os.O_WRONLY))
 
     def write_pagemap(self, folder: Path, *, whole: bool = False) -> None:
         """Write the pagemap of the others among the images in that folder, or of all. Raises `OSError`."""
-        (folder / self._pagemap).write_bytes(self._raw if whole else pages.pagemap(self._raw, self._areas))
+        (folder / f"pagemap-{self.pid}.img").write_bytes(self._raw if whole else pages.pagemap(self._raw, self._areas))
 
 
-def plan(pagemap: tuple[str, bytes], mm: bytes) -> LongRuns | None:
-    """Return the long runs of a process by its pagemap (its name, too) and ``mm-N.img``; None where they are little."""
-    name, raw = pagemap
-    areas = joined(images.plain_areas(mm))
-    number, runs = pages.placed(raw)
+def plan(processes: Mapping[int, tuple[bytes, bytes]]) -> Sequence[LongRuns]:
+    """Return the long runs of a tree's processes, by each one's pagemap and ``mm-N.img``; none where they are little.
+
+    What lies at the same addresses in another of them is left to criu, since a fork may have left it to both: they then
+    share those pages that are the same.
+    """
+    private = {pid: joined(images.private_areas(mm)) for pid, (_, mm) in processes.items()}
+    found: list[LongRuns] = []
+    for pid, (pagemap, mm) in processes.items():
+        others = joined(sorted(area for other, areas in private.items() if other != pid for area in areas))
+        areas = joined(without(images.plain_areas(mm), others))
+        found.append(_of_process(pid, pagemap, areas))
+    found = [runs for runs in found if runs.size]
+    return found if sum(runs.size for runs in found) >= _WORTH_IT else []
+
+
+def _of_process(pid: int, pagemap: bytes, areas: Sequence[Range]) -> LongRuns:
+    """Return the long runs of a process that lie in these areas, each in one, or in several side by side."""
+    number, runs = pages.placed(pagemap)
     long: list[_Run] = []
     others: list[_Run] = []
+    rest: list[Range] = []
     at = 0
     for begin, end, offset in runs:
-        # It is one area's, or of several side by side.
         if end - begin >= LONG and size_of(within([(begin, end)], areas)) == end - begin:
             long.append(_Run(offset, offset + end - begin, begin))
         else:
             others.append(_Run(offset, offset + end - begin, at))
+            rest.append((begin, end))
             at += end - begin
-    if sum(run.end - run.begin for run in long) < _WORTH_IT:
-        return None
-    are_long = {run.to for run in long}
-    rest = [(begin, end) for begin, end, _ in runs if begin not in are_long]
-    return LongRuns(f"pages-{number}.img", name, raw, long, others, rest)
+    return LongRuns(pid, f"pages-{number}.img", pagemap, long, others, rest)
 
 
 def _write(fd: int, data: memoryview, offset: int) -> None:
@@ -151,7 +163,7 @@ def _write(fd: int, data: memoryview, offset: int) -> None:
         if written == 0:
             raise RestoreFailed(
                 "The snapshot could not be restored.",
-                "A process of it was killed while its memory was written, perhaps for lack of memory: `dmesg` says so.",
-                "End other programs, or allow more memory, and restore again.",
+                "A process of it was killed while its memory was written.",
+                "Look with `dmesg` whether memory ran out: then end other programs, or allow more, and restore again.",
             )
         data, offset = data[written:], offset + written

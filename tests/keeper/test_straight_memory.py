@@ -6,9 +6,12 @@ import fcntl
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
+from job_programs import Job, folder_of, program
 from keeper_faults import Asked, Criu
 from notebooks import Notebook
 
@@ -47,7 +50,7 @@ def log(notebook: Notebook) -> str:
 
 def straight(notebook: Notebook) -> list[int]:
     """Return how many bytes went straight into the process, of each restore."""
-    return [int(size) for size in re.findall(r"(\d+) bytes of memory went straight into the process", log(notebook))]
+    return [int(size) for size in re.findall(r"(\d+) bytes of memory went straight into", log(notebook))]
 
 
 def test_all_of_it_is_back(notebook: Notebook) -> None:
@@ -80,15 +83,50 @@ def test_where_the_kernel_has_to_be_given_up_before_criu_has_all_of_it(notebook:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_processes_that_share_what_a_fork_left_them_are_criu_s_own(notebook: Notebook) -> None:
+_CHILD = f"""
+import hashlib, os, sys
+def digest(): return hashlib.blake2b(data).hexdigest()
+data = bytearray(os.urandom({60 * MIB})); d = digest()
+for _ in iter(sys.stdin.readline, ""):
+    print(digest() == d, flush=True)
+"""
+
+
+def test_all_of_a_tree_is_back_but_what_a_fork_left_to_both_is_criu_s_own(notebook: Notebook) -> None:
     notebook.run(STATE)
-    notebook.run("import subprocess; child = subprocess.Popen(['sleep', '1000'])")
+    notebook.run(f"import subprocess, sys; program = {_CHILD!r}")
+    notebook.run(
+        "children = [subprocess.Popen([sys.executable, '-c', program], text=True, stdin=-1, stdout=-1) for _ in 'ab']"
+    )
+    ask = "[(c.stdin.write('?\\n'), c.stdin.flush(), c.stdout.readline())[2] for c in children]"
+    assert notebook.value(ask) == r"['True\n', 'True\n']"
     notebook.run("%gpuckpt save here")
     notebook.run(CHANGE)
     notebook.run("%gpuckpt restore here --discard")
-    assert notebook.value("digest() == d, child.poll()") == "True None"
-    assert straight(notebook) == []
-    notebook.run("child.kill(); child.wait()")
+    assert notebook.value("digest() == d") == "True"
+    assert notebook.value(ask) == r"['True\n', 'True\n']"
+    assert straight(notebook)[0] > 300 * MIB
+    # What a child has of the kernel's by a fork stays one memory for both.
+    notebook.run("""
+asked, answer = os.pipe(), os.pipe()
+if not (pid := os.fork()):
+    while os.read(asked[0], 1):
+        os.write(answer[1], b"1" if digest() == d else b"0")
+    os._exit(0)
+""")
+    notebook.run("%gpuckpt save forked")
+    notebook.run("%gpuckpt restore forked --discard")
+    assert notebook.value("digest() == d, os.write(asked[1], b'?') and os.read(answer[0], 1)") == "True b'1'"
+    assert notebook.value(ask) == r"['True\n', 'True\n']"
+    assert 100 * MIB < straight(notebook)[1] < 200 * MIB
+    shared = sum(
+        int(size)
+        for size in re.findall(
+            r"^Shared_Dirty: +(\d+)", notebook.run("print(open(f'/proc/{pid}/smaps').read())").text, re.M
+        )
+    )
+    assert shared > 100 * 1024
+    notebook.run("import signal; os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)")
 
 
 def _long_chunk(name: str) -> tuple[Path, int]:
@@ -103,27 +141,61 @@ def _long_chunk(name: str) -> tuple[Path, int]:
     return settings.store_dir() / "packs" / at.pack, at.offset
 
 
+def _flip(name: str) -> None:
+    """Change a bit of a large array in the store, or put it right."""
+    pack, offset = _long_chunk(name)
+    with pack.open("r+b") as file:
+        byte = os.pread(file.fileno(), 1, offset)
+        os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), offset)
+
+
 def test_damage_that_is_found_when_criu_is_done_leaves_the_running_kernel(notebook: Notebook, criu: Criu) -> None:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
     notebook.run("random[:] = bytes(len(random)); now = digest()")
-    pack, offset = _long_chunk("here")
-
-    def flip() -> None:
-        with pack.open("r+b") as file:
-            byte = os.pread(file.fileno(), 1, offset)
-            os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), offset)
-
     with criu.held_at("restore", "start") as until_there:
         asked = Asked(notebook, "%gpuckpt restore here --discard")
         until_there()
-        flip()
+        _flip("here")
     assert asked.answer(120)["status"] == "error"
     assert notebook.value("digest() == now") == "True"
     assert straight(notebook) == []
-    flip()
+    _flip("here")
     notebook.run("%gpuckpt restore here --discard")
     assert notebook.value("digest() == d") == "True"
+
+
+_JOB = f"""
+import hashlib, os, sys, time
+data = bytearray(os.urandom({100 * MIB})); d = hashlib.blake2b(data).hexdigest()
+print("ready", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+print(hashlib.blake2b(data).hexdigest() == d, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_job_that_comes_up_alone_has_all_of_it_or_does_not_run(folders: None, tmp_path: Path) -> None:
+    job, asked = Job("work"), tmp_path / "asked"
+    job.start(sys.executable, program(tmp_path, _JOB), str(asked))
+    try:
+        job.wait_for(1)
+        job.save("here")
+        job.kill()
+        _flip("here")
+        failed = run("restore", "work", "here")
+        assert failed.status != 0
+        assert "is damaged" in failed.err
+        assert job.told()["state"] == "ended"
+        _flip("here")
+        job.restore("here")
+        asked.touch()
+        job.wait_for(2)
+        assert job.lines() == ["ready", "True"]
+        assert "went straight into" in (folder_of("work") / "keeper.log").read_text()
+    finally:
+        run("stop", "work", "--force")
 
 
 @pytest.mark.timeout(30)
@@ -147,8 +219,7 @@ def test_what_criu_is_told_of_lacks_long_runs_and_nothing_else(notebook: Noteboo
         (mm,) = images.glob("mm-*.img")
         pagemap = images / mm.name.replace("mm-", "pagemap-")
         number, runs = pages.placed(pagemap.read_bytes())
-        long = plan((pagemap.name, pagemap.read_bytes()), mm.read_bytes())
-        assert long is not None
+        (long,) = plan({int(mm.stem[3:]): (pagemap.read_bytes(), mm.read_bytes())})
         assert long.image == f"pages-{number}.img"
         before = {(begin, end) for begin, end, _ in runs}
         long.write_pagemap(images)

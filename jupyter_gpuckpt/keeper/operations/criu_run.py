@@ -190,10 +190,7 @@ async def _outcome(run: Coroutine[Any, Any, int], log_file: Path, failure: Gpuck
         why = f"criu says: {error.words}" if error.words else f"criu {ended} and named no error"
     failure.why = why
     failure.then = error.cause.advice
-    if memory.kills(os.getpid()) > kills:
-        room = memory.room(os.getpid())
-        failure.why = f"The system killed a process of it: there is too little memory{room.where}. ({why})"
-        failure.then = criu_errors.Cause.NO_MEMORY.advice
+    say_if_killed(failure, kills)
     failure.data.update(criu_status=status, criu_error=error.words)
     if kept_log is not None:
         failure.then += f" criu's log: {kept_log}"
@@ -270,3 +267,11 @@ async def end_criu(space: Namespace, pid: int | None) -> None:
                 os.kill(outer, signal.SIGKILL)
             quiet_since, killed = time.monotonic(), killed + 1
     space.end_session(outer)
+
+
+def say_if_killed(failure: GpuckptError, kills: int) -> None:
+    """Have a failure say so where the system has killed since then for lack of memory (`memory.kills`)."""
+    if memory.kills(os.getpid()) > kills:
+        room = memory.room(os.getpid())
+        failure.why = f"The system killed a process of it: there is too little memory{room.where}. ({failure.why})"
+        failure.then = criu_errors.Cause.NO_MEMORY.advice

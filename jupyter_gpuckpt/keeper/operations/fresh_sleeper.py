@@ -76,8 +76,8 @@ class RestorePlan:
     """By the name of its file, where what a process had parked is not zero."""
     parked_hashes: Mapping[str, bytes]
     """And the hashes of all its chunks, one after the other, as the GPU makes them."""
-    long_runs: LongRuns | None = None
-    """What of its host memory may be brought straight into the process."""
+    long_runs: Sequence[LongRuns] = ()
+    """What of its host memory may be brought straight into the processes."""
 
     def is_wanted(self, path: str) -> bool:
         """Tell whether a part of the snapshot is read."""
@@ -118,16 +118,18 @@ def plan_restore(store: Store, name: str) -> tuple[Manifest, RestorePlan]:
     )
 
 
-def _long_runs(store: Store, manifest: Manifest, contents: Contents) -> LongRuns | None:
-    """Return the long runs of pages of a snapshot's only process: several may share what criu finds to be the same."""
-    saved = processes_of(manifest)
-    pagemap, mm = (f"{CRIU_IMAGES}/{kind}-{saved.pid}.img" for kind in ("pagemap", "mm"))
-    if saved.processes != [saved.pid] or not {pagemap, mm} <= contents.files.keys():
-        return None
-    _, _, read = store.read_files(manifest.name, [pagemap, mm])
+def _long_runs(store: Store, manifest: Manifest, contents: Contents) -> Sequence[LongRuns]:
+    """Return the long runs of pages of a snapshot's processes."""
+    images = {
+        pid: (f"{CRIU_IMAGES}/pagemap-{pid}.img", f"{CRIU_IMAGES}/mm-{pid}.img")
+        for pid in processes_of(manifest).processes
+    }
+    wanted = [path for both in images.values() for path in both]
+    _, _, read = store.read_files(manifest.name, wanted)
     with contextlib.suppress(IndexError, KeyError, ValueError, struct.error):  # as another version of criu wrote it
-        return plan((Path(pagemap).name, read[pagemap]), read[mm])
-    return None
+        # One that had ended has no memory.
+        return plan({pid: (read[pagemap], read[mm]) for pid, (pagemap, mm) in images.items() if mm in read})
+    return []
 
 
 def make_lifetime_files(folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from ..taken import refuse_taken
 from .fresh_sleeper import FreshSleeper, RestorePlan
 from .parts import CRIU_IMAGES, VRAM
 from .progress import OperationProgress
-from .straight_memory import StraightMemory
+from .straight_memory import StraightMemory, has_room_for
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -52,7 +52,7 @@ class PreparedRestore:
     late: LateVram | None = None
     """Reads what was in GPU memory, where that is not waited for: all else is verified."""
     memory: StraightMemory | None = None
-    """What of the host memory is read when criu has restored the process."""
+    """What of the host memory is read when criu has restored the processes."""
 
     _undoing: contextlib.AsyncExitStack = field(kw_only=True)
 
@@ -75,7 +75,8 @@ class PreparedRestore:
         """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
 
         With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is what goes straight
-        to the GPU, `beside` a kernel that still runs or `alone`, where nothing runs that could be lost.
+        to the GPU and into the processes, `beside` a kernel that still runs or `alone`, where nothing runs that could
+        be lost.
 
         Raises
         ------
@@ -101,12 +102,14 @@ class PreparedRestore:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
             progress.watch.begin("read")
-            runs = request.long_runs if beside and new.space.deputy is None else None
+            runs: Sequence[LongRuns] = ()
+            if (beside or alone) and new.space.deputy is None and has_room_for(request.long_runs, request.images):
+                runs = request.long_runs
             snapshot = await _read(
                 store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, behind=beside or alone
             )
             memory = None
-            if runs is not None:
+            if runs:
                 images = snapshot.directory / CRIU_IMAGES
                 memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images)
                 undoing.callback(memory.close)
@@ -145,7 +148,7 @@ async def _read(
     gpu: GpuReturn,
     progress: OperationProgress,
     undoing: contextlib.AsyncExitStack,
-    runs: LongRuns | None,
+    runs: Sequence[LongRuns],
     *,
     lazily: bool,
     behind: bool,
@@ -159,9 +162,9 @@ async def _read(
     open_ = functools.partial(store.open, manifest.name, new.files, progress.amount)
     with contextlib.ExitStack() as closing:
         at_once = dict(takers)
-        if runs is not None:
-            others = closing.enter_context(contextlib.closing(runs.others(new.files / CRIU_IMAGES)))
-            at_once[f"{CRIU_IMAGES}/{runs.image}"] = others
+        for one in runs:
+            others = closing.enter_context(contextlib.closing(one.others(new.files / CRIU_IMAGES)))
+            at_once[f"{CRIU_IMAGES}/{one.image}"] = others
         snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, at_once)
     snapshot.also_close = new.leave_files
     undoing.push_async_callback(asyncio.to_thread, snapshot.close)

@@ -243,7 +243,7 @@ class _Prepared:
         else:
             if not self.came_up_alone:  # nothing of what runs is given up for what may not be right
                 await gpu.have_read()
-            if memory is not None:
+            if memory is not None and not self.came_up_alone:
                 await memory.complete()
                 memory = None
             if late is not None:

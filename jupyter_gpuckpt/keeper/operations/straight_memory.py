@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...errors import RestoreFailed
+from ...freeze import criu_errors
 from ...freeze.long_runs import LongRuns
+from ...linux import memory
 from ...snapshots.summary import current_name
 from ...store import Manifest, Store
+from .criu_run import say_if_killed
 from .parts import CRIU_IMAGES
 
-__all__ = ["StraightMemory"]
+__all__ = ["StraightMemory", "has_room_for"]
+
+_ROOM = 1.1
+"""Bytes of memory that must be free for each byte that is written straight."""
 
 log = logging.getLogger("gpuckpt.keeper")
 
 
+def has_room_for(runs: Sequence[LongRuns], images: int) -> bool:
+    """Tell whether so much memory is free that they may be written straight; criu needs less at once, from the disk.
+
+    Parameters
+    ----------
+    images : bytes of all that is taken out of the store for criu; what is not written straight is there twice.
+    """
+    others = images - _size(runs)
+    return memory.room(os.getpid()).bytes > _size(runs) * _ROOM**2 + 2 * others
+
+
 class StraightMemory:
-    """The long runs of pages of a snapshot's process: of all other pages, criu has the images.
+    """The long runs of pages of a snapshot's processes: of all other pages, criu has the images.
 
     Nothing that they are made of is deleted until this is closed.
 
     Parameters
     ----------
-    images : the folder with criu's images; the store made them, but for these pages, and the pagemap is written here.
+    images : the folder with criu's images; the store made them, but for these pages, and the pagemaps are written here.
 
     Raises
     ------
@@ -33,35 +53,64 @@ class StraightMemory:
     OSError : the images cannot be written.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, runs: LongRuns, images: Path) -> None:
-        self._store, self._manifest, self._runs, self._images = store, manifest, runs, images
-        self._path = f"{CRIU_IMAGES}/{runs.image}"
-        self._pid: int | None = None
-        self._placing = runs.of(self._process)
-        where, takers = {CRIU_IMAGES: images}, {self._path: self._placing}
-        self._files = store.postpone(manifest.name, manifest.id, where, self._path.__eq__, takers)
-        runs.write_pagemap(images)
+    def __init__(self, store: Store, manifest: Manifest, runs: Sequence[LongRuns], images: Path) -> None:
+        self._store, self._manifest, self._images = store, manifest, images
+        self._runs = {f"{CRIU_IMAGES}/{one.image}": one for one in runs}
+        self._pids: dict[int, int] = {}
+        self._kills = memory.kills(os.getpid())
+        self._size = _size(runs)
+        self._takers = {
+            path: one.process(functools.partial(self._pids.__getitem__, one.pid)) for path, one in self._runs.items()
+        }
+        where = {CRIU_IMAGES: images}
+        self._files = store.postpone(manifest.name, manifest.id, where, self._runs.__contains__, self._takers)
+        for one in runs:
+            one.write_pagemap(images)
 
-    def _process(self) -> int:
-        assert self._pid is not None
-        return self._pid
+    async def write(self, outer: Callable[[int], int | None]) -> None:
+        """Write it into the processes that criu has restored from the images, and left stopped; every byte is verified.
 
-    async def write(self, pid: int) -> None:
-        """Write it into the process that criu has restored from the images, and left stopped; every byte is verified.
+        Parameters
+        ----------
+        outer : the pid that this process knows for one of the snapshot's; None where there is no such process.
 
         Raises
         ------
-        StoreError : a byte is not what was saved; nothing of the process may run.
+        StoreError : a byte is not what was saved; nothing of the processes may run.
         RestoreFailed : it cannot be written there.
         """
-        self._pid = pid
         try:
-            await asyncio.to_thread(self._files.read)
-        except OSError as e:
-            raise RestoreFailed("The snapshot could not be restored.", f"Its memory cannot be written: {e}") from e
+            self._refuse_without_room()
+            for one in self._runs.values():
+                pid = outer(one.pid)
+                if pid is None:
+                    raise RestoreFailed(
+                        "The snapshot could not be restored.", "One of its processes did not come back."
+                    )
+                self._pids[one.pid] = pid
+            await asyncio.to_thread(self._read)
+        except RestoreFailed as e:
+            say_if_killed(e, self._kills)
+            raise
         finally:
             self.close()
-        log.info("%d bytes of memory went straight into the process", self._runs.size)
+        log.info("%d bytes of memory went straight into %d processes", self._size, len(self._runs))
+
+    def _refuse_without_room(self) -> None:
+        """Write nothing for which there is no memory: the system might kill this process for it.
+
+        A process that is written to keeps its memory until the writer is done, also where the system has killed it.
+        """
+        room = memory.room(os.getpid())
+        if room.bytes < self._size * _ROOM:
+            why = f"There is too little memory{room.where}: {self._size / 1e6:,.0f} MB more are needed."
+            raise RestoreFailed("The snapshot could not be restored.", why, criu_errors.Cause.NO_MEMORY.advice)
+
+    def _read(self) -> None:
+        try:
+            self._files.read()
+        except OSError as e:
+            raise RestoreFailed("The snapshot could not be restored.", f"Its memory cannot be written: {e}") from e
 
     async def complete(self) -> None:
         """Have criu's images whole instead, every byte of them verified. Raises `StoreError`."""
@@ -72,12 +121,18 @@ class StraightMemory:
 
     def _complete(self) -> None:
         name = current_name(self._store, self._manifest.name, self._manifest.id)
-        where = {CRIU_IMAGES: self._images}
-        with contextlib.closing(self._store.postpone(name, self._manifest.id, where, self._path.__eq__)) as files:
+        files = self._store.postpone(name, self._manifest.id, {CRIU_IMAGES: self._images}, self._runs.__contains__)
+        with contextlib.closing(files):
             files.read()
-        self._runs.write_pagemap(self._images, whole=True)
+        for one in self._runs.values():
+            one.write_pagemap(self._images, whole=True)
 
     def close(self) -> None:
         """Let the store delete what it wants to; more than once is harmless."""
-        self._placing.close()
+        for taker in self._takers.values():
+            taker.close()
         self._files.close()
+
+
+def _size(runs: Sequence[LongRuns]) -> int:
+    return sum(one.size for one in runs)

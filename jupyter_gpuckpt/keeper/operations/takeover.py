@@ -96,10 +96,11 @@ class Coming:
         self.notes.extend(await asyncio.to_thread(lost_locks, self.images, self.space.path("/"), self.space.outer))
 
     async def have_memory(self) -> None:
-        """Bring what criu's images lack, into the process that is stopped yet. Raises as `StraightMemory.write`."""
-        pid = self.space.outer(processes_of(self.manifest).pid)
-        if self.memory is not None and pid is not None:
-            await self.memory.write(pid)
+        """Bring what criu's images lack, into the processes that are stopped yet. Raises as `StraightMemory.write`."""
+        if self.memory is not None:
+            self.watch.begin("memory")
+            with self.gpu.of.held_back():
+                await self.memory.write(self.space.outer)
 
     def on_gpu(self) -> list[int]:
         """Return the processes that had GPU state, when criu has restored them. Raises `RestoreFailed`."""
@@ -191,10 +192,18 @@ class InPlace:
         await introduce(self._peers)
 
     async def bring_up(self, coming: Coming, _: Introduce) -> None:
-        restoring = coming.run_criu("running")
+        restoring = self._restore(coming)
         await (restoring if self._progress is None else self._progress.or_cancelled(restoring))
         coming.watch.begin("GPU")
         await coming.gpu.bring_back(coming.on_gpu())
+
+    async def _restore(self, coming: Coming) -> None:
+        if coming.memory is None:
+            await coming.run_criu("running")
+        else:
+            await coming.run_criu("stopped")
+            await coming.have_memory()
+            coming.go_on()
 
 
 class SideBySide:
@@ -228,9 +237,7 @@ class SideBySide:
         if gpu.comes_later or not coming.has_gpu_state:
             self._turning = asyncio.create_task(self._predecessor.turn())
         await self._progress.or_cancelled(coming.run_criu("stopped"))
-        coming.watch.begin("memory")
-        with gpu.of.held_back():
-            await self._progress.or_cancelled(coming.have_memory())
+        await self._progress.or_cancelled(coming.have_memory())
         if self._late is not None:
             self._late.start()
         on_gpu = coming.on_gpu()
