@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, get_args
 
@@ -65,16 +65,19 @@ class CudaWorker:
 
     def __init__(self) -> None:
         self._program: LineProgram | None = None
-        self._turn = threading.Lock()
+        self._turn, self._starting = threading.Lock(), threading.Lock()
         self._others: list[CudaWorker] = []
 
-    def have_others(self, count: int) -> None:
-        """Start others beside this one, so that there are so many in all, up to `_MOST`, for calls at the same time."""
-        missing = min(count, _MOST) - len(self.all)
-        if missing > 0:
-            others = [CudaWorker() for _ in range(missing)]
-            with ThreadPoolExecutor(missing) as together:
-                list(together.map(CudaWorker.version, others))
+    def have(self, count: int) -> None:
+        """Start so many workers, this one among them, up to `_MOST`, for calls at the same time."""
+        with self._starting:
+            others = [CudaWorker() for _ in range(min(count, _MOST) - len(self.all))]
+            first: list[Callable[[], object]] = [other.version for other in others]
+            if self.pid is None:
+                first.append(self.gpus)  # which takes longest the first time, and is asked before all else
+            if first:
+                with ThreadPoolExecutor(len(first)) as together:
+                    list(together.map(lambda call: call(), first))
             self._others += others
 
     @property

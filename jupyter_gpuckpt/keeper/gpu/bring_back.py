@@ -135,7 +135,7 @@ class GpuReturn:
             )
 
         self._parkings = await together(parking, self._parked)
-        await asyncio.to_thread(self._worker.have_others, len(self._parked))
+        await asyncio.to_thread(self._worker.have, len(self._parked))
         await together(Parking.get_still, self._parkings)
 
     def _used(self, parked: Parked) -> dict[str, int]:

@@ -114,7 +114,7 @@ class GpuFreeze:
             for pid, size in sizes.items()
         }
         await asyncio.to_thread(self._vram.prepare, names)
-        await asyncio.to_thread(self._worker.have_others, len(self._pids))
+        await asyncio.to_thread(self._worker.have, len(self._pids))
         ready = dict(zip(self._parkings, await together(Parking.get_ready, self._parkings.values()), strict=True))
         free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)} if any(ready.values()) else {}
         await self._keep_those(pid for pid, one in parked.items() if ready[pid] and _has_room(one.gpus, free))

@@ -124,7 +124,11 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     store = operation.store or keeper.store
     key = await _key_once_saved(keeper, store, request, progress)
     name = operation.name = name_of(key)
-    manifest, files = await asyncio.to_thread(plan_restore, store, key)
+    planning, starting = (
+        asyncio.to_thread(plan_restore, store, key),
+        asyncio.to_thread(_start_workers, keeper, store, key),
+    )
+    (manifest, files), _ = await asyncio.gather(planning, starting)
     _refuse_to_stop(manifest, request)
     program = await asyncio.to_thread(usable_criu, COMES_BACK)
     before = keeper.space  # None where a job comes up that does not run
@@ -441,6 +445,13 @@ async def _until_awake(keeper: Keeper, waking: asyncio.Task[Woken]) -> None:
         if keeper.channel is not None:
             await tell_not_woken(keeper.channel, e)
         raise
+
+
+def _start_workers(keeper: Keeper, store: Store, key: str) -> None:
+    """Start what makes the calls to the driver, beside what is read of a snapshot with GPU state."""
+    with contextlib.suppress(GpuckptError):  # who needs it is told
+        if on_gpu := processes_of(store.trusted(key)).cuda:
+            keeper.worker.have(len(on_gpu))
 
 
 async def _key_once_saved(keeper: Keeper, store: Store, request: Restore, progress: OperationProgress) -> str:
