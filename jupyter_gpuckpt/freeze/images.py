@@ -814,6 +814,11 @@ def _tree(raw: bytes) -> dict[int, Any]:
     return tree
 
 
+def parents(raw: bytes) -> dict[int, int]:
+    """Return the parent of each process of the saved tree, by a ``pstree.img``; 0 where it has none there."""
+    return {pid: e.ppid for pid, e in _tree(raw).items()}
+
+
 def rewrite_tree(source: Path, target: Path) -> None:
     """Copy ``pstree.img`` so that processes whose session has lost its leader lead one of their own.
 

@@ -124,17 +124,18 @@ class LongRuns:
         (folder / f"pagemap-{self.pid}.img").write_bytes(self._raw if whole else pages.pagemap(self._raw, self._areas))
 
 
-def plan(processes: Mapping[int, tuple[bytes, bytes]]) -> Sequence[LongRuns]:
+def plan(parents: Mapping[int, int], processes: Mapping[int, tuple[bytes, bytes]]) -> Sequence[LongRuns]:
     """Return the long runs of a tree's processes, by each one's pagemap and ``mm-N.img``; none where they are little.
 
-    What lies at the same addresses in another of them is left to criu, since a fork may have left it to both: they then
-    share those pages that are the same.
+    What lies at the same addresses in a process and its parent is left to criu, since a fork may have left it to both:
+    they then share those pages that are the same.
     """
     private = {pid: joined(images.private_areas(mm)) for pid, (_, mm) in processes.items()}
     found: list[LongRuns] = []
     for pid, (pagemap, mm) in processes.items():
-        others = joined(sorted(area for other, areas in private.items() if other != pid for area in areas))
-        areas = joined(without(images.plain_areas(mm), others))
+        kin = [other for other in private if parents.get(pid) == other or parents.get(other) == pid]
+        theirs = joined(sorted(area for other in kin for area in private[other]))
+        areas = joined(without(images.plain_areas(mm), theirs))
         found.append(_of_process(pid, pagemap, areas))
     found = [runs for runs in found if runs.size]
     return found if sum(runs.size for runs in found) >= _WORTH_IT else []

@@ -211,6 +211,19 @@ def test_what_is_written_into_a_process_that_was_killed_is_an_error() -> None:
     placing.close()
 
 
+def test_only_what_a_process_and_its_parent_have_at_the_same_addresses_is_left_to_criu(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    with Store(settings.store_dir()).open("here", tmp_path / "out") as snapshot:
+        (mm,) = (snapshot.directory / "criu").glob("mm-*.img")
+        images = mm.with_name(mm.name.replace("mm-", "pagemap-")).read_bytes(), mm.read_bytes()
+    both = {2: images, 3: images}
+    assert [long.pid for long in plan({2: 1, 3: 1}, both)] == [2, 3]
+    assert plan({2: 1, 3: 2}, both) == []
+
+
 def test_what_criu_is_told_of_lacks_long_runs_and_nothing_else(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
@@ -219,7 +232,7 @@ def test_what_criu_is_told_of_lacks_long_runs_and_nothing_else(notebook: Noteboo
         (mm,) = images.glob("mm-*.img")
         pagemap = images / mm.name.replace("mm-", "pagemap-")
         number, runs = pages.placed(pagemap.read_bytes())
-        (long,) = plan({int(mm.stem[3:]): (pagemap.read_bytes(), mm.read_bytes())})
+        (long,) = plan({}, {int(mm.stem[3:]): (pagemap.read_bytes(), mm.read_bytes())})
         assert long.image == f"pages-{number}.img"
         before = {(begin, end) for begin, end, _ in runs}
         long.write_pagemap(images)

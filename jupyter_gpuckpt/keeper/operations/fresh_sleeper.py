@@ -22,7 +22,7 @@ from ...errors import (
     Damaged,
     Refused,
 )
-from ...freeze import shm_archive
+from ...freeze import images, shm_archive
 from ...freeze.criu_program import CriuProgram
 from ...freeze.long_runs import LongRuns, plan
 from ...freeze.ranges import Range
@@ -120,15 +120,17 @@ def plan_restore(store: Store, name: str) -> tuple[Manifest, RestorePlan]:
 
 def _long_runs(store: Store, manifest: Manifest, contents: Contents) -> Sequence[LongRuns]:
     """Return the long runs of pages of a snapshot's processes."""
-    images = {
+    tree = f"{CRIU_IMAGES}/pstree.img"
+    of_process = {
         pid: (f"{CRIU_IMAGES}/pagemap-{pid}.img", f"{CRIU_IMAGES}/mm-{pid}.img")
         for pid in processes_of(manifest).processes
     }
-    wanted = [path for both in images.values() for path in both]
+    wanted = [tree, *(path for both in of_process.values() for path in both)]
     _, _, read = store.read_files(manifest.name, wanted)
+    # One that had ended has no memory.
+    memory = {pid: (read[pagemap], read[mm]) for pid, (pagemap, mm) in of_process.items() if mm in read}
     with contextlib.suppress(IndexError, KeyError, ValueError, struct.error):  # as another version of criu wrote it
-        # One that had ended has no memory.
-        return plan({pid: (read[pagemap], read[mm]) for pid, (pagemap, mm) in images.items() if mm in read})
+        return plan(images.parents(read[tree]), memory)
     return []
 
 
