@@ -7,7 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from command_line import run
@@ -18,8 +22,8 @@ from notebooks import Notebook
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import RestoreFailed
 from jupyter_gpuckpt.freeze import areas, pages
-from jupyter_gpuckpt.freeze.long_runs import LONG, Placing, _Run, plan
-from jupyter_gpuckpt.freeze.ranges import joined, without
+from jupyter_gpuckpt.freeze.ranges import joined, size_of, without
+from jupyter_gpuckpt.freeze.straight_runs import Placing, StraightRuns, _Run, plan
 from jupyter_gpuckpt.store import HOLE, Store
 from jupyter_gpuckpt.store.index import read_part
 
@@ -211,38 +215,61 @@ def test_what_is_written_into_a_process_that_was_killed_is_an_error() -> None:
     placing.close()
 
 
-def test_only_what_a_process_and_its_parent_have_at_the_same_addresses_is_left_to_criu(
-    notebook: Notebook, tmp_path: Path
-) -> None:
-    notebook.run(STATE)
-    notebook.run("%gpuckpt save here")
-    with Store(settings.store_dir()).open("here", tmp_path / "out") as snapshot:
-        (mm,) = (snapshot.directory / "criu").glob("mm-*.img")
-        images = mm.with_name(mm.name.replace("mm-", "pagemap-")).read_bytes(), mm.read_bytes()
-    both = {2: images, 3: images}
-    assert [long.pid for long in plan({2: 1, 3: 1}, both)] == [2, 3]
-    assert plan({2: 1, 3: 2}, both) == []
+@dataclass(frozen=True)
+class Images:
+    """What a snapshot of a kernel has of its memory."""
+
+    folder: Path
+    mm: Path
+    pagemap: Path
+    chunks: Mapping[str, Sequence[int]]
+    """Where the chunks of its file with pages end."""
+
+    def plan(self, parents: Mapping[int, int] = MappingProxyType({}), *pids: int) -> Sequence[StraightRuns]:
+        both = self.pagemap.read_bytes(), self.mm.read_bytes()
+        return plan(parents, dict.fromkeys(pids or (int(self.mm.stem[3:]),), both), self.chunks)
 
 
-def test_what_criu_is_told_of_lacks_long_runs_and_nothing_else(notebook: Notebook, tmp_path: Path) -> None:
+@pytest.fixture
+def images(notebook: Notebook, tmp_path: Path) -> Iterator[Images]:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
-    with Store(settings.store_dir()).open("here", tmp_path / "out") as snapshot:
-        images = snapshot.directory / "criu"
-        (mm,) = images.glob("mm-*.img")
-        pagemap = images / mm.name.replace("mm-", "pagemap-")
-        number, runs = pages.placed(pagemap.read_bytes())
-        (long,) = plan({}, {int(mm.stem[3:]): (pagemap.read_bytes(), mm.read_bytes())})
-        assert long.image == f"pages-{number}.img"
-        before = {(begin, end) for begin, end, _ in runs}
-        long.write_pagemap(images)
-        left = {(begin, end) for begin, end, _ in pages.placed(pagemap.read_bytes())[1]}
-        assert left < before
-        assert all(end - begin >= LONG for begin, end in before - left)
-        assert sum(end - begin for begin, end in before - left) == long.size
-        files = {path.name: path.read_bytes() for path in images.iterdir() if areas.wanted(path.name)}
-        (memory,) = areas.memories(files)
-        plain = joined((area.start, area.end) for area in memory.areas if area.what in areas.OWN)
-        assert list(without(sorted(before - left), plain)) == []
-        long.write_pagemap(images, whole=True)
-        assert pages.placed(pagemap.read_bytes()) == (number, runs)
+    store = Store(settings.store_dir())
+    files = store.contents(store.get("here")).files
+    chunks = {Path(p).name: list(accumulate(c.size for c in files[p])) for p in files if "criu/pages-" in p}
+    with store.open("here", tmp_path / "out") as snapshot:
+        folder = snapshot.directory / "criu"
+        (mm,) = folder.glob("mm-*.img")
+        yield Images(folder, mm, mm.with_name(mm.name.replace("mm-", "pagemap-")), chunks)
+
+
+def test_only_what_a_process_and_its_parent_have_at_the_same_addresses_is_left_to_criu(images: Images) -> None:
+    assert [runs.pid for runs in images.plan({2: 1, 3: 1}, 2, 3)] == [2, 3]
+    assert images.plan({2: 1, 3: 2}, 2, 3) == []
+
+
+def test_each_chunk_is_read_once(images: Images) -> None:
+    (runs,) = images.plan()
+    straight, others = runs.process(lambda: 0), runs.others(images.folder)
+    begin = 0
+    for end in images.chunks[runs.image]:
+        assert straight.wants(begin, end - begin) != others.wants(begin, end - begin)
+        begin = end
+
+
+def test_what_criu_is_told_of_lacks_these_runs_and_nothing_else(images: Images) -> None:
+    (straight,) = images.plan()
+    number, runs = pages.placed(images.pagemap.read_bytes())
+    assert straight.image == f"pages-{number}.img"
+    straight.write_pagemap(images.folder)
+    left = [(begin, end) for begin, end, _ in pages.placed(images.pagemap.read_bytes())[1]]
+    before = [(begin, end) for begin, end, _ in runs]
+    assert list(without(left, before)) == []
+    lacking = list(without(before, left))
+    assert size_of(lacking) == straight.size
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir() if areas.wanted(path.name)}
+    (memory,) = areas.memories(files)
+    plain = joined((area.start, area.end) for area in memory.areas if area.what in areas.OWN)
+    assert list(without(lacking, plain)) == []
+    straight.write_pagemap(images.folder, whole=True)
+    assert pages.placed(images.pagemap.read_bytes()) == (number, runs)

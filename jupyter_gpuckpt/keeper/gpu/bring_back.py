@@ -214,10 +214,10 @@ class GpuReturn:
             self.go_on_reading()
 
     async def _read_taken(self, taken: Postponed, progress: Progress) -> None:
-        loop, began = asyncio.get_running_loop(), math.nan
+        loop, began, in_use = asyncio.get_running_loop(), math.nan, self._left
 
         def go_on(stage: str, done: int, total: int) -> None:
-            self._left = total - done
+            self._left = min(in_use, total - done)  # zeros are counted, too, and not read
             if (total - done) * (time.monotonic() - began) < done * _NEARLY:
                 loop.call_soon_threadsafe(self._nearly_read.set)
             progress(stage, done, total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import shutil
 import signal
@@ -24,8 +25,8 @@ from ...errors import (
 )
 from ...freeze import images, shm_archive
 from ...freeze.criu_program import CriuProgram
-from ...freeze.long_runs import LongRuns, plan
 from ...freeze.ranges import Range
+from ...freeze.straight_runs import StraightRuns, plan
 from ...linux.root_only import environment
 from ...operations.results import Restored
 from ...snapshots import kept_files, needs
@@ -76,7 +77,7 @@ class RestorePlan:
     """By the name of its file, where what a process had parked is not zero."""
     parked_hashes: Mapping[str, bytes]
     """And the hashes of all its chunks, one after the other, as the GPU makes them."""
-    long_runs: Sequence[LongRuns] = ()
+    straight_runs: Sequence[StraightRuns] = ()
     """What of its host memory may be brought straight into the processes."""
 
     def is_wanted(self, path: str) -> bool:
@@ -114,12 +115,12 @@ def plan_restore(store: Store, name: str) -> tuple[Manifest, RestorePlan]:
         parts,
         in_use,
         hashes,
-        _long_runs(store, manifest, contents),
+        _straight_runs(store, manifest, contents),
     )
 
 
-def _long_runs(store: Store, manifest: Manifest, contents: Contents) -> Sequence[LongRuns]:
-    """Return the long runs of pages of a snapshot's processes."""
+def _straight_runs(store: Store, manifest: Manifest, contents: Contents) -> Sequence[StraightRuns]:
+    """Return what of the memory of a snapshot's processes may be written straight into them."""
     tree = f"{CRIU_IMAGES}/pstree.img"
     of_process = {
         pid: (f"{CRIU_IMAGES}/pagemap-{pid}.img", f"{CRIU_IMAGES}/mm-{pid}.img")
@@ -129,8 +130,13 @@ def _long_runs(store: Store, manifest: Manifest, contents: Contents) -> Sequence
     _, _, read = store.read_files(manifest.name, wanted)
     # One that had ended has no memory.
     memory = {pid: (read[pagemap], read[mm]) for pid, (pagemap, mm) in of_process.items() if mm in read}
+    chunks = {
+        Path(path).name: list(itertools.accumulate(chunk.size for chunk in contents.files[path]))
+        for path in contents.files
+        if path.startswith(f"{CRIU_IMAGES}/pages-")
+    }
     with contextlib.suppress(IndexError, KeyError, ValueError, struct.error):  # as another version of criu wrote it
-        return plan(images.parents(read[tree]), memory)
+        return plan(images.parents(read[tree]), memory, chunks)
     return []
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ...errors import GpuckptError, Refused
 from ...freeze import cuda
 from ...freeze.criu_program import CriuProgram
-from ...freeze.long_runs import LongRuns
 from ...freeze.parking import PARKED, Parked, single_hashes
+from ...freeze.straight_runs import StraightRuns
 from ...snapshots.naming import NOT_RESTORED
 from ...snapshots.summary import current_name
 from ...store import HASH_OF_ZEROS, HOLE, Manifest, Snapshot, Store, Taker
@@ -102,9 +102,9 @@ class PreparedRestore:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
             progress.watch.begin("read")
-            runs: Sequence[LongRuns] = ()
-            if (beside or alone) and new.space.deputy is None and has_room_for(request.long_runs, request.images):
-                runs = request.long_runs
+            runs: Sequence[StraightRuns] = ()
+            if (beside or alone) and new.space.deputy is None and has_room_for(request.straight_runs, request.images):
+                runs = request.straight_runs
             snapshot = await _read(
                 store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, behind=beside or alone
             )
@@ -148,7 +148,7 @@ async def _read(
     gpu: GpuReturn,
     progress: OperationProgress,
     undoing: contextlib.AsyncExitStack,
-    runs: Sequence[LongRuns],
+    runs: Sequence[StraightRuns],
     *,
     lazily: bool,
     behind: bool,

@@ -1,4 +1,4 @@
-"""Host memory of a snapshot that goes straight from the store into the process (`freeze.long_runs` says why)."""
+"""Host memory of a snapshot that goes straight from the store into the process (`freeze.straight_runs` says why)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...errors import RestoreFailed
 from ...freeze import criu_errors
-from ...freeze.long_runs import LongRuns
+from ...freeze.straight_runs import StraightRuns
 from ...linux import memory
 from ...snapshots.summary import current_name
 from ...store import Manifest, Store
@@ -27,7 +27,7 @@ _ROOM = 1.1
 log = logging.getLogger("gpuckpt.keeper")
 
 
-def has_room_for(runs: Sequence[LongRuns], images: int) -> bool:
+def has_room_for(runs: Sequence[StraightRuns], images: int) -> bool:
     """Tell whether so much memory is free that they may be written straight; criu needs less at once, from the disk.
 
     Parameters
@@ -39,7 +39,7 @@ def has_room_for(runs: Sequence[LongRuns], images: int) -> bool:
 
 
 class StraightMemory:
-    """The long runs of pages of a snapshot's processes: of all other pages, criu has the images.
+    """The pages of a snapshot's processes that are written straight into them: of all others, criu has the images.
 
     Nothing that they are made of is deleted until this is closed.
 
@@ -53,7 +53,7 @@ class StraightMemory:
     OSError : the images cannot be written.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, runs: Sequence[LongRuns], images: Path) -> None:
+    def __init__(self, store: Store, manifest: Manifest, runs: Sequence[StraightRuns], images: Path) -> None:
         self._store, self._manifest, self._images = store, manifest, images
         self._runs = {f"{CRIU_IMAGES}/{one.image}": one for one in runs}
         self._pids: dict[int, int] = {}
@@ -134,5 +134,5 @@ class StraightMemory:
         self._files.close()
 
 
-def _size(runs: Sequence[LongRuns]) -> int:
+def _size(runs: Sequence[StraightRuns]) -> int:
     return sum(one.size for one in runs)

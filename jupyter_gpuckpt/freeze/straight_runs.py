@@ -1,9 +1,11 @@
 """Host memory that a restore brings straight into the process: criu would copy it, by one thread, from a copy.
 
 criu reads the pages of a process from an image, which somebody has to write before, and copies them into the process.
-Of a process's large arrays nothing but the bytes is needed. So criu is given images that lack them: a pagemap without
+Of ordinary memory nothing but the bytes is needed. So criu is given images that lack most of it: a pagemap without
 these runs of pages, and their file without their bytes. It makes that memory, of zeros. When it is done, and the
 process is still stopped, many threads write the bytes there.
+
+The file is kept in chunks, each of which is read as a whole. So a chunk's pages go there together, or none of them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import bisect
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +22,10 @@ from ..errors import RestoreFailed
 from . import images, pages
 from .ranges import Range, joined, size_of, within, without
 
-__all__ = ["LONG", "LongRuns", "Placing", "plan"]
+__all__ = ["Placing", "StraightRuns", "plan"]
 
-LONG = 64 << 10
-"""Bytes from which on a run of pages is long: fewer make more runs than their bytes are worth."""
+_RUN = 16 << 10
+"""Bytes that the runs of a chunk have on average, at least: each is written by itself."""
 _MOST = 2 << 20
 """Bytes that are taken at once: with 8 MiB, writing takes twice as long where there are many threads."""
 _WORTH_IT = 64 << 20
@@ -89,8 +91,8 @@ class Placing:
 
 
 @dataclass(frozen=True)
-class LongRuns:
-    """The long runs of pages of one process.
+class StraightRuns:
+    """The runs of pages of one process that are written straight into it.
 
     Attributes
     ----------
@@ -101,7 +103,7 @@ class LongRuns:
     pid: int
     image: str
     _raw: bytes
-    _long: Sequence[_Run]
+    _straight: Sequence[_Run]
     _others: Sequence[_Run]
     _areas: Sequence[Range]
     """Where the others are in memory."""
@@ -109,7 +111,7 @@ class LongRuns:
     @property
     def size(self) -> int:
         """How many bytes they have together."""
-        return sum(run.end - run.begin for run in self._long)
+        return sum(run.end - run.begin for run in self._straight)
 
     def others(self, folder: Path) -> Placing:
         """Return what takes all pages but these, for criu, into the file of the images in that folder."""
@@ -117,45 +119,80 @@ class LongRuns:
 
     def process(self, pid: Callable[[], int]) -> Placing:
         """Return what takes these pages into that process (as this one names it), which is stopped."""
-        return Placing(self._long, lambda: os.open(f"/proc/{pid()}/mem", os.O_WRONLY))
+        return Placing(self._straight, lambda: os.open(f"/proc/{pid()}/mem", os.O_WRONLY))
 
     def write_pagemap(self, folder: Path, *, whole: bool = False) -> None:
         """Write the pagemap of the others among the images in that folder, or of all. Raises `OSError`."""
         (folder / f"pagemap-{self.pid}.img").write_bytes(self._raw if whole else pages.pagemap(self._raw, self._areas))
 
 
-def plan(parents: Mapping[int, int], processes: Mapping[int, tuple[bytes, bytes]]) -> Sequence[LongRuns]:
-    """Return the long runs of a tree's processes, by each one's pagemap and ``mm-N.img``; none where they are little.
+def plan(
+    parents: Mapping[int, int], processes: Mapping[int, tuple[bytes, bytes]], chunks: Mapping[str, Sequence[int]]
+) -> Sequence[StraightRuns]:
+    """Return what of a tree's memory is written straight into the processes; nothing where that is little.
 
     What lies at the same addresses in a process and its parent is left to criu, since a fork may have left it to both:
     they then share those pages that are the same.
+
+    Parameters
+    ----------
+    parents : each process's parent.
+    processes : each one's pagemap and ``mm-N.img``.
+    chunks : where the chunks of each file with pages end, ascending.
     """
     private = {pid: joined(images.private_areas(mm)) for pid, (_, mm) in processes.items()}
-    found: list[LongRuns] = []
+    found: list[StraightRuns] = []
     for pid, (pagemap, mm) in processes.items():
         kin = [other for other in private if parents.get(pid) == other or parents.get(other) == pid]
         theirs = joined(sorted(area for other in kin for area in private[other]))
         areas = joined(without(images.plain_areas(mm), theirs))
-        found.append(_of_process(pid, pagemap, areas))
+        found.append(_of_process(pid, pagemap, areas, chunks))
     found = [runs for runs in found if runs.size]
     return found if sum(runs.size for runs in found) >= _WORTH_IT else []
 
 
-def _of_process(pid: int, pagemap: bytes, areas: Sequence[Range]) -> LongRuns:
-    """Return the long runs of a process that lie in these areas, each in one, or in several side by side."""
+def _of_process(pid: int, pagemap: bytes, areas: Sequence[Range], chunks: Mapping[str, Sequence[int]]) -> StraightRuns:
+    """Return the runs of a process of which all that is in their chunks lies in these areas."""
     number, runs = pages.placed(pagemap)
-    long: list[_Run] = []
+    image = f"pages-{number}.img"
+    straight: list[_Run] = []
     others: list[_Run] = []
     rest: list[Range] = []
     at = 0
-    for begin, end, offset in runs:
-        if end - begin >= LONG and size_of(within([(begin, end)], areas)) == end - begin:
-            long.append(_Run(offset, offset + end - begin, begin))
-        else:
-            others.append(_Run(offset, offset + end - begin, at))
-            rest.append((begin, end))
-            at += end - begin
-    return LongRuns(pid, f"pages-{number}.img", pagemap, long, others, rest)
+    for parts in _by_chunk(runs, chunks[image]):
+        size = size_of((begin, end) for begin, end, _ in parts)
+        plain = size_of(within(((begin, end) for begin, end, _ in parts), areas))
+        goes_straight = plain == size >= _RUN * len(parts)
+        for begin, end, offset in parts:
+            if goes_straight:
+                _add(straight, _Run(offset, offset + end - begin, begin))
+            else:
+                _add(others, _Run(offset, offset + end - begin, at))
+                rest.append((begin, end))
+                at += end - begin
+    return StraightRuns(pid, image, pagemap, straight, others, joined(rest))
+
+
+def _by_chunk(runs: Iterable[tuple[int, int, int]], ends: Iterable[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield the runs (first address, end, offset in the file) of each chunk, cut where chunks end."""
+    left = iter(runs)
+    run = next(left, None)
+    for chunk_end in ends:
+        parts: list[tuple[int, int, int]] = []
+        while run is not None and run[2] < chunk_end:
+            begin, end, offset = run
+            cut = min(end, begin + chunk_end - offset)
+            parts.append((begin, cut, offset))
+            run = (cut, end, offset + cut - begin) if cut < end else next(left, None)
+        yield parts
+
+
+def _add(runs: list[_Run], run: _Run) -> None:
+    """Add a run to those before it, or to the last of them where it goes on there."""
+    if runs and runs[-1].end == run.begin and runs[-1].to - runs[-1].begin == run.to - run.begin:
+        last = runs.pop()
+        run = _Run(last.begin, run.end, last.to)
+    runs.append(run)
 
 
 def _write(fd: int, data: memoryview, offset: int) -> None:
