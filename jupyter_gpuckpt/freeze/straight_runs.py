@@ -24,8 +24,6 @@ from .ranges import Range, joined, size_of, within, without
 
 __all__ = ["Placing", "StraightRuns", "plan"]
 
-_RUN = 16 << 10
-"""Bytes that the runs of a chunk have on average, at least: each is written by itself."""
 _MOST = 2 << 20
 """Bytes that are taken at once: with 8 MiB, writing takes twice as long where there are many threads."""
 _WORTH_IT = 64 << 20
@@ -160,9 +158,8 @@ def _of_process(pid: int, pagemap: bytes, areas: Sequence[Range], chunks: Mappin
     rest: list[Range] = []
     at = 0
     for parts in _by_chunk(runs, chunks[image]):
-        size = size_of((begin, end) for begin, end, _ in parts)
-        plain = size_of(within(((begin, end) for begin, end, _ in parts), areas))
-        goes_straight = plain == size >= _RUN * len(parts)
+        size = sum(end - begin for begin, end, _ in parts)
+        goes_straight = size_of(within(((begin, end) for begin, end, _ in parts), areas)) == size
         for begin, end, offset in parts:
             if goes_straight:
                 _add(straight, _Run(offset, offset + end - begin, begin))
