@@ -102,9 +102,7 @@ class PreparedRestore:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
             progress.watch.begin("read")
-            runs: Sequence[StraightRuns] = ()
-            if (beside or alone) and new.space.deputy is None and has_room_for(request.straight_runs, request.images):
-                runs = request.straight_runs
+            runs = _straight_runs(request, new, gpu) if beside or alone else ()
             snapshot = await _read(
                 store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, behind=beside or alone
             )
@@ -138,6 +136,15 @@ class PreparedRestore:
     async def discard(self) -> None:
         """Give it up."""
         await self._undoing.aclose()
+
+
+def _straight_runs(request: RestorePlan, new: FreshSleeper, gpu: GpuReturn) -> Sequence[StraightRuns]:
+    """Return what of the memory is written straight into the processes, where criu would not be as quick."""
+    runs = request.straight_runs
+    if new.space.deputy is not None or not has_room_for(runs, request.images):
+        return ()
+    # criu copies the memory of each process by a thread of its own, while this program's threads read to the GPUs.
+    return () if len(runs) > 1 and gpu.takers else runs
 
 
 async def _read(
