@@ -21,8 +21,8 @@ from .parts import CRIU_IMAGES
 
 __all__ = ["StraightMemory", "has_room_for"]
 
-_ROOM = 1.1
-"""Bytes of memory that must be free for each byte that is written straight."""
+_ROOM, _ROOM_BEFORE = 1.1, 1.2
+"""Bytes of memory that must be free for each byte that is written straight; and before: others may take some of it."""
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -34,8 +34,8 @@ def has_room_for(runs: Sequence[StraightRuns], images: int) -> bool:
     ----------
     images : bytes of all that is taken out of the store for criu; what is not written straight is there twice.
     """
-    others = images - _size(runs)
-    return memory.room(os.getpid()).bytes > _size(runs) * _ROOM**2 + 2 * others
+    size = _size(runs)
+    return memory.room(os.getpid()).bytes > size * _ROOM_BEFORE + 2 * (images - size)
 
 
 class StraightMemory:
