@@ -46,11 +46,11 @@ test:
 		echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
 	@$(MAKE) --no-print-directory .venv/pods/ready || echo 'The tests of pods do not run here: there is no podman.'
-	@echo 'The tests run in parts, five at once; what each says comes when it ends (25 to 60 minutes on two processors) ...'
-	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target --keep-going \
+	@echo 'The tests run in parts, four at once; what each says comes when it ends (25 to 60 minutes on two processors) ...'
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going \
 		$$(test ! -e .venv/pods/ready || echo test-podman) $(PARTS)
 
-# Five at once, since a part waits much: for a kernel, for criu, for a page. The longest begins first, the shortest last.
+# Four at once, since a part waits much: for a kernel, for criu, for a page. The longest begins first, the shortest last.
 PARTS := test-keeper-c test-lab test-broker test-server test-store test-keeper-s test-keeper-d test-jobs test-kernel-p \
 	test-keeper-l test-keeper-t test-cli test-others test-kernel-a
 keepers = $(wildcard tests/keeper/test_[$1]*.py)

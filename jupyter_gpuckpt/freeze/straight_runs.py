@@ -26,8 +26,8 @@ __all__ = ["Placing", "StraightRuns", "plan"]
 
 _MOST = 2 << 20
 """Bytes that are taken at once: with 8 MiB, writing takes twice as long where there are many threads."""
-_WORTH_IT = 64 << 20
-"""Bytes from which on it is quicker so."""
+_WORTH_IT = 128 << 20
+"""Bytes from which on it is quicker so. A keeper needs up to 30 MB for it, and keeps them."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A program of several processes, each with memory that was changed at random before and after forks.
 
-``python random_tree.py SEED FOLDER``: each process that forks one, is there to stay, or has ended leaves a file of that
-process's id in ``forked``, ``there`` or ``gone``, folders in that one. When a folder ``N`` appears beside them, each
+``python random_tree.py SEED FOLDER``: there is a file in ``forked``, a folder in that one, for each process but the first,
+and one named by its id in ``there`` or ``gone`` for each that is there to stay, or has ended. When a folder ``N`` appears beside them, each
 process writes what it has in its memory, as a hash, to ``N/PID``, from 0 on. With ``end`` there, all end.
 """
 
@@ -13,6 +13,7 @@ import mmap
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -33,7 +34,7 @@ class Memory:
         """Do something to an area, or to its place in memory."""
         choose = self.choices
         if not self.areas or choose.random() < 0.4:
-            area = mmap.mmap(-1, choose.randrange(4, 12) * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            area = mmap.mmap(-1, choose.randrange(1, 7) * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             area[:] = choose.randbytes(MIB) * (len(area) // MIB)
             self.areas.append(area)
             return
@@ -94,25 +95,42 @@ def main(seed: int, folder: Path) -> None:
         for _ in range(memory.choices.randrange(4, 9)):
             memory.change()
         for child in range(2):
-            if (pid := os.fork()) == 0:
+            (folder / "forked" / f"{os.getpid()}-{generation}-{child}").touch()
+            if os.fork() == 0:
                 memory.choices.seed(seed * 100 + generation * 10 + child)
                 break
-            (folder / "forked" / str(pid)).touch()
         if os.getpid() != first and memory.choices.random() < 0.2:
             (folder / "gone" / str(os.getpid())).touch()
             sys.exit()  # its children become those of another process
     for _ in range(14):
         memory.change()
+    if os.getpid() == first:
+        alone = [sys.executable, __file__, str(seed), str(folder), "alone"]
+        (folder / "forked" / "alone").touch()
+        subprocess.Popen(alone)
+    answer(memory, folder)
+
+
+def answer(memory: Memory, folder: Path) -> None:
+    """Say that this process is there, and answer until the end."""
     (folder / "there" / str(os.getpid())).touch()
     asked = 0
     while not (folder / "end").exists():
         if (folder / str(asked)).exists():
-            answer = folder / str(asked) / f"{os.getpid()}.draft"
-            answer.write_text(memory.told())
-            answer.rename(answer.with_suffix(""))
+            draft = folder / str(asked) / f"{os.getpid()}.draft"
+            draft.write_text(memory.told())
+            draft.rename(draft.with_suffix(""))
             asked += 1
         time.sleep(0.02)
 
 
+def be_alone(seed: int, folder: Path) -> None:
+    """Be a process with much memory that no fork has left to it."""
+    memory = Memory(seed)
+    memory.areas.append(mmap.mmap(-1, 150 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    memory.areas[0][:] = memory.choices.randbytes(150 * MIB)
+    answer(memory, folder)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    (main if len(sys.argv) == 3 else be_alone)(int(sys.argv[1]), Path(sys.argv[2]))
