@@ -1,8 +1,9 @@
 """A program of several processes, each with memory that was changed at random before and after forks.
 
-``python random_tree.py SEED FOLDER``: there is a file in ``forked``, a folder in that one, for each process but the first,
-and one named by its id in ``there`` or ``gone`` for each that is there to stay, or has ended. When a folder ``N`` appears beside them, each
-process writes what it has in its memory, as a hash, to ``N/PID``, from 0 on. With ``end`` there, all end.
+``python random_tree.py SEED FOLDER``: in folders in that one, there is a file in ``forked`` for each process but the
+first, and one named by its id in ``there`` or ``gone`` for each that is there to stay, or ended. When a folder ``N``
+appears beside them, each process writes what it has in its memory, as a hash, to ``N/PID``, from 0 on. With ``end``
+there, all end.
 """
 
 from __future__ import annotations
