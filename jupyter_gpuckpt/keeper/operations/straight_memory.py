@@ -85,7 +85,9 @@ class StraightMemory:
                 pid = outer(one.pid)
                 if pid is None:
                     raise RestoreFailed(
-                        "The snapshot could not be restored.", "One of its processes did not come back."
+                        "The snapshot could not be restored.",
+                        "One of its processes ended before its memory was there.",
+                        "Look with `dmesg` whether it was killed, and restore again.",
                     )
                 self._pids[one.pid] = pid
             await asyncio.to_thread(self._read)
