@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notebooks import SPEC, Notebook, StartKernel, start_kernel
+from notebooks import SPEC, Notebook, StartKernel, start_kernel, wait_until
 from remote_servers import S3, Sftp, s3_server, sftp_server
 
 from jupyter_gpuckpt.client import keepers
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import GpuckptError, NoSuchSnapshot
+from jupyter_gpuckpt.snapshots.summary import HIBERNATED
 
 _KEPT = ("GPUCKPT_BROKER", "GPUCKPT_CRIU", "GPUCKPT_CRIU_PREFIX", "GPUCKPT_SCREENSHOTS")
 
@@ -60,6 +61,7 @@ class SharedKernel:
         try:
             self.notebook.run("%reset -f")  # it wakes one that is hibernated, whose snapshot goes then
             with self.notebook.keeper as keeper:
+                wait_until(lambda: all(HIBERNATED not in one["tags"] for one in keeper.request("list")["snapshots"]))
                 for manifest in keeper.request("list")["snapshots"]:
                     with contextlib.suppress(NoSuchSnapshot):
                         keeper.request("rm", {"name": manifest["name"]})

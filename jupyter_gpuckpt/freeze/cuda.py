@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from .. import settings
 from ..errors import DriverError, KernelLost, KernelWaits, NoRoomYet, SaveFailed
+from ..linux import processes
 from .cuda_calls import CudaWorker, Gpu, State, Usage
 from .cuda_preflight import (
     describe,
@@ -34,7 +35,7 @@ from .cuda_preflight import (
     refuse_together,
     refuse_without_memory,
 )
-from .gpu_processes import cuda_pids, ended, stopped
+from .gpu_processes import cuda_pids, ended
 
 __all__ = [
     "CudaWorker",
@@ -216,7 +217,7 @@ def mend(
 
 def _restored(worker: CudaWorker, pid: int, held: Mapping[str, int], patience: float | None) -> Found:
     """Restore the process if it is checkpointed; return how it was found."""
-    if stopped(pid):
+    if processes.stopped([pid]):
         os.kill(pid, signal.SIGCONT)
     try:
         state = worker.state(pid)

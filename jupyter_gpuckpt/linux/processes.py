@@ -158,8 +158,19 @@ def _is_apart(pid: int, thread: int, kind: int) -> bool:
 
 
 def stopped(pids: Iterable[int]) -> list[int]:
-    """Return those of the processes that are stopped by a signal (SIGSTOP and its kin)."""
-    return [pid for pid in pids if any(fields[0] == "T" for fields in _threads(pid))]
+    """Return those of the processes that are stopped by a signal (SIGSTOP and its kin), or are about to be.
+
+    One that was sent SIGSTOP stops when a processor is free for it, which may be long after its sender has ended.
+    """
+    # In this order: what is not to be stopped any more when it is looked at is stopped already.
+    return [pid for pid in pids if _is_to_stop(pid) or any(fields[0] == "T" for fields in _threads(pid))]
+
+
+def _is_to_stop(pid: int) -> bool:
+    try:
+        return bool(int(status(pid)["ShdPnd"], 16) & 1 << signal.SIGSTOP - 1)
+    except (OSError, KeyError):
+        return False
 
 
 def held(pids: Iterable[int]) -> list[int]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import mmap
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from notebooks import wait_until
 
+from jupyter_gpuckpt.freeze.ptrace import Halt
 from jupyter_gpuckpt.linux import processes
 
 _MANY = 8
@@ -39,3 +43,18 @@ def test_what_was_killed_executes_nothing_any_more(tmp_path: Path) -> None:
         for one in started:
             one.kill()
             one.wait()
+
+
+def test_one_that_has_not_come_to_stop_yet_counts_as_stopped() -> None:
+    """It would stop for good, where only those are continued that have: a busy machine takes long to let it."""
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            assert processes.stopped([process.pid]) == []
+            assert Halt().hold({process.pid}, time.monotonic() + 10)
+            os.kill(process.pid, signal.SIGSTOP)
+            assert processes.status(process.pid)["State"].startswith("t")
+            assert processes.stopped([process.pid]) == [process.pid]
+            os.kill(process.pid, signal.SIGCONT)
+            assert processes.stopped([process.pid]) == []
+        finally:
+            process.kill()
