@@ -104,6 +104,8 @@ class Notebook:
 
     def look(self, expression: str) -> str:
         """Return the representation of a value, which is asked for without a cell of the user's."""
+        # After a restore a client subscribes again when it looks at its outputs, and the kernel waits for that.
+        self.client.iopub_channel.socket.poll(0)
         asked = self.client.execute("", silent=True, user_expressions={"said": expression})
         while (reply := self.reply())["parent_header"]["msg_id"] != asked:
             pass

@@ -17,6 +17,7 @@ import sys
 import termios
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -337,7 +338,7 @@ def wait_for_peers(expected: dict[int, int], *, encrypted: bool) -> bool:
     deadline = time.monotonic() + _PEERS_TIMEOUT
     while time.monotonic() < deadline:
         present = introduced(encrypted=encrypted)
-        if all(present.get(port, 0) >= count for port, count in expected.items()):
+        if all(present[port] >= count for port, count in expected.items()):
             # What a client has said lies with zmq's own thread by now, which needs a moment to act on it.
             time.sleep(0.02)
             return True
@@ -345,9 +346,9 @@ def wait_for_peers(expected: dict[int, int], *, encrypted: bool) -> bool:
     return False
 
 
-def introduced(*, encrypted: bool) -> dict[int, int]:
+def introduced(*, encrypted: bool) -> Counter[int]:
     """Return how many connections have said who they are and what they want, by local port."""
-    found: dict[int, int] = {}
+    found: set[tuple[Any, Any]] = set()  # a socket has another file descriptor while another thread looks at it
     least = _INTRODUCED_BY_CURVE if encrypted else _INTRODUCED
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
         try:
@@ -359,15 +360,14 @@ def introduced(*, encrypted: bool) -> dict[int, int]:
                     socket.AF_INET6,
                 ):
                     continue
-                s.getpeername()
+                ends = s.getsockname(), s.getpeername()
                 info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
                 unread = struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
                 # One that the keeper has half closed is not there any more: nothing can be sent on it.
                 if info[0] != _TCP_ESTABLISHED:
                     continue
                 if struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0] >= least and not unread:
-                    port = s.getsockname()[1]
-                    found[port] = found.get(port, 0) + 1
+                    found.add(ends)
         except OSError:
             continue
-    return found
+    return Counter(here[1] for here, _ in found)

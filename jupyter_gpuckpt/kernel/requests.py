@@ -250,7 +250,7 @@ class Requests:
     def _clients_now(self) -> dict[int, int]:
         """Return how many clients there are at the ports where a cell is answered, and asks."""
         there = introduced(encrypted=rebinding.is_encrypted(self._app))
-        return {port: there.get(port, 0) for port in (self._app.shell_port, self._app.iopub_port, self._app.stdin_port)}
+        return {port: there[port] for port in (self._app.shell_port, self._app.iopub_port, self._app.stdin_port)}
 
     def hear(self, number: int, news: News) -> None:
         """Pass on what the keeper says about a request."""
