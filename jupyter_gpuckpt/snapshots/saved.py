@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from ..checked import Odd, from_json
 from ..errors import Damaged
+from ..freeze.cpu_affinity import BoundThreads
 from ..store import Manifest
 
 __all__ = ["OwnFiles", "SavedKernel", "SavedMachine", "SavedProcesses", "kernel_of", "machine_of", "processes_of"]
@@ -109,6 +110,8 @@ class SavedProcesses:
     files: OwnFiles | None = None
     shared_files: dict[str, int] = field(default_factory=dict)
     """By the device of each /dev/shm that they have had, the number that the next file there was to get."""
+    bound: list[BoundThreads] = field(default_factory=list)
+    """Which of their threads may not run on all processors that the kernel's others may run on."""
 
 
 def kernel_of(manifest: Manifest) -> SavedKernel:

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from notebooks import wait_until
 
+from jupyter_gpuckpt.freeze import cpu_affinity
 from jupyter_gpuckpt.freeze.ptrace import Halt
 from jupyter_gpuckpt.linux import processes
 
@@ -56,5 +58,27 @@ def test_one_that_has_not_come_to_stop_yet_counts_as_stopped() -> None:
             assert processes.stopped([process.pid]) == [process.pid]
             os.kill(process.pid, signal.SIGCONT)
             assert processes.stopped([process.pid]) == []
+        finally:
+            process.kill()
+
+
+def test_threads_are_bound_to_what_is_left_of_their_processors() -> None:
+    processors = sorted(os.sched_getaffinity(0))
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            assert cpu_affinity.bound([process.pid], os.getpid()) == []
+            os.sched_setaffinity(process.pid, processors[:1])
+            only = cpu_affinity.BoundThreads(process.pid, [process.pid], processors[:1])
+            assert cpu_affinity.bound([process.pid], os.getpid()) == [only]
+
+            os.sched_setaffinity(process.pid, processors)
+            gone, elsewhere = replace(only, threads=[1]), replace(only, processors=[-1, 1 << 20])
+            assert cpu_affinity.bind([gone, replace(only, pid=0)], {process.pid: process.pid}.get) == []
+            (said,) = cpu_affinity.bind([elsewhere], {process.pid: process.pid}.get)
+            assert "-1, 1048576" in said
+            assert os.sched_getaffinity(process.pid) == set(processors)
+            some = replace(only, processors=[*processors[:1], 1 << 20])
+            assert cpu_affinity.bind([some], {process.pid: process.pid}.get) == []
+            assert os.sched_getaffinity(process.pid) == set(processors[:1])
         finally:
             process.kill()

@@ -279,6 +279,33 @@ def test_processor_time_goes_on_from_the_save(notebook: Notebook) -> None:
     assert value(notebook, f"os.waitpid({in_child}, 0)[1]") == "0"
 
 
+def test_the_processors_that_threads_are_bound_to(notebook: Notebook) -> None:
+    notebook.run("""
+        import os, subprocess, sys, threading
+        processors = sorted(os.sched_getaffinity(0))
+        ready = threading.Event()
+        def stay():
+            os.sched_setaffinity(0, processors[1:2])  # its own thread's
+            ready.set()
+            threading.Event().wait()
+        thread = threading.Thread(target=stay, daemon=True)
+        thread.start()
+        ready.wait()
+        child = subprocess.Popen(["sleep", "10000"])
+        os.sched_setaffinity(child.pid, processors[:1])
+        def bound(of): return sorted(os.sched_getaffinity(of))
+        def are_bound():
+            return [bound(os.getpid()) == processors, bound(thread.native_id) == processors[1:2],
+                    bound(child.pid) == processors[:1]]
+    """)
+    assert value(notebook, "len(processors) > 1 and are_bound()") == "[True, True, True]"
+    notebook.run("%gpuckpt save here")
+    notebook.run("os.sched_setaffinity(child.pid, processors)")
+    assert "bound" not in notebook.run("%gpuckpt restore here").text
+    assert value(notebook, "are_bound()") == "[True, True, True]"
+    notebook.run("child.kill(); child.wait()")
+
+
 def test_signal_handlers(notebook: Notebook) -> None:
     notebook.run("""
         import ctypes, os, signal, threading

@@ -26,7 +26,8 @@ from ...errors import (
     Refused,
     SaveFailed,
 )
-from ...freeze import criu, cuda, images, memory_copy, parking_channel, twin
+from ...freeze import cpu_affinity, criu, cuda, images, memory_copy, parking_channel, twin
+from ...freeze.cpu_affinity import BoundThreads
 from ...freeze.criu_errors import Cause
 from ...freeze.criu_program import CriuProgram
 from ...freeze.nccl import Communicators
@@ -265,6 +266,8 @@ class _Found:
     """Why those of its processes are refused that could not be restored if their memory were not parked."""
     apart: Sequence[int]
     """Those that have shared no GPU memory by handles of the driver's."""
+    bound: list[BoundThreads]
+    """Threads that may not run on all processors."""
 
     def with_zeros(self, size: int) -> Mapping[str, Any]:
         """Return what `cuda.describe` says, with so many bytes that are zeros."""
@@ -300,7 +303,10 @@ async def _look(keeper: Keeper, agent: ReadyForSave, communicators: Communicator
         private = max(0, private - asleep.vram.taken(on_gpu))  # which are counted as GPU memory
     still = processes.stopped(tree)
     shared_files = await asyncio.to_thread(_bytes_of_files, space.shared_memory)
-    return _Found(space, asleep, kernel, tree, on_gpu, described, private, shared_files, still, unless_parked, apart)
+    bound = await asyncio.to_thread(cpu_affinity.bound, tree, space.pid)
+    return _Found(
+        *(space, asleep, kernel, tree, on_gpu, described, private, shared_files, still, unless_parked, apart, bound)
+    )
 
 
 @dataclass(frozen=True)
@@ -394,6 +400,7 @@ class _Freeze:
             private_bytes=found.private,
             frozen_seconds=seconds,
             shared_files={**keeper.state.shared_files, device: number},
+            bound=found.bound,
         )
         described = dict(found.described)
         if parked:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...client.sleep_record import ASLEEP
 from ...errors import RestoreFailed
-from ...freeze import criu, cuda, images, parking_channel, random_state, thread_files
+from ...freeze import cpu_affinity, criu, cuda, images, parking_channel, random_state, thread_files
 from ...freeze.criu_program import CriuProgram
 from ...freeze.nccl import Communicators
 from ...freeze.new_connections import NewConnections
@@ -94,6 +94,8 @@ class Coming:
         inside = Path(self.new.files_inside, CRIU_IMAGES)
         await criu_run.restore(self.space, self.program, self.images, inside, failure, left, self.environment)
         self.notes.extend(await asyncio.to_thread(lost_locks, self.images, self.space.path("/"), self.space.outer))
+        bound = processes_of(self.manifest).bound
+        self.notes.extend(await asyncio.to_thread(cpu_affinity.bind, bound, self.space.outer))
 
     async def have_memory(self) -> None:
         """Bring what criu's images lack, into the processes that are stopped yet. Raises as `StraightMemory.write`."""
