@@ -27,7 +27,7 @@ from .executed import cell_id
 _INTRODUCED = 94
 # With CurveZMQ: a HELLO of 202, an INITIATE of 285 (iopub) or 301 and more, and on iopub a subscription of at least 45.
 _INTRODUCED_BY_CURVE = 560
-_PEERS_TIMEOUT = 2.0
+_CONNECTING, _INTRODUCING = 10.0, 2.0  # how long clients may take to connect again, and then to say who they are
 _COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how long that is waited for, in seconds
 _BEGINS = 60  # how much of a cell names it: what tells of it has to fit in PIPE_BUF
 _TCP_ESTABLISHED = 1
@@ -333,22 +333,32 @@ def _line_that_runs() -> int:
 def wait_for_peers(expected: dict[int, int], *, encrypted: bool) -> bool:
     """Wait until as many clients as before are connected again, by local port: what is sent earlier is lost to them.
 
-    Two seconds at most, since a client that has gone does not come back; return whether all are there.
+    On a busy machine they may take seconds to connect. Two seconds later at most they have said who they are, but for
+    those that do not look at what the kernel says; and one that has gone does not come back. Return whether all are
+    there.
     """
-    deadline = time.monotonic() + _PEERS_TIMEOUT
+    deadline, all_connected = time.monotonic() + _CONNECTING, False
     while time.monotonic() < deadline:
-        present = introduced(encrypted=encrypted)
+        connected, present = _clients(encrypted=encrypted)
         if all(present[port] >= count for port, count in expected.items()):
             # What a client has said lies with zmq's own thread by now, which needs a moment to act on it.
             time.sleep(0.02)
             return True
+        if not all_connected and all(connected[port] >= count for port, count in expected.items()):
+            all_connected, deadline = True, min(deadline, time.monotonic() + _INTRODUCING)
         time.sleep(0.005)
     return False
 
 
 def introduced(*, encrypted: bool) -> Counter[int]:
     """Return how many connections have said who they are and what they want, by local port."""
-    found: set[tuple[Any, Any]] = set()  # a socket has another file descriptor while another thread looks at it
+    return _clients(encrypted=encrypted)[1]
+
+
+def _clients(*, encrypted: bool) -> tuple[Counter[int], Counter[int]]:
+    """Return how many connections there are, by local port, and how many of them have introduced themselves."""
+    connected: set[tuple[Any, Any]] = set()  # a socket has another file descriptor while another thread looks at it
+    known: set[tuple[Any, Any]] = set()
     least = _INTRODUCED_BY_CURVE if encrypted else _INTRODUCED
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
         try:
@@ -366,8 +376,9 @@ def introduced(*, encrypted: bool) -> Counter[int]:
                 # One that the keeper has half closed is not there any more: nothing can be sent on it.
                 if info[0] != _TCP_ESTABLISHED:
                     continue
+                connected.add(ends)
                 if struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0] >= least and not unread:
-                    found.add(ends)
+                    known.add(ends)
         except OSError:
             continue
-    return Counter(here[1] for here, _ in found)
+    return Counter(here[1] for here, _ in connected), Counter(here[1] for here, _ in known)

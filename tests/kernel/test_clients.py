@@ -3,26 +3,64 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
 
 from jupyter_gpuckpt.kernel import cells
 
-_GREETING_AND_MORE = bytes(200)
+_INTRODUCTION = bytes(200)
 
 
-def test_a_client_counts_once_while_another_thread_looks_too() -> None:
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+def _connect(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
+    return socket.create_connection(listener.getsockname()), listener.accept()[0]
+
+
+def _introduce(client: socket.socket, one: socket.socket) -> None:
+    client.sendall(_INTRODUCTION)
+    assert one.recv(len(_INTRODUCTION), socket.MSG_WAITALL)
+
+
+def test_a_client_counts_once_while_another_thread_looks_too(listener: socket.socket) -> None:
     """Each look holds file descriptors of its own for every connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as client, listener.accept()[0] as one:
-            client.sendall(_GREETING_AND_MORE[:90])
-            assert one.recv(90, socket.MSG_WAITALL)
-            assert cells.introduced(encrypted=False)[port] == 0
-            client.sendall(_GREETING_AND_MORE[90:])
-            assert one.recv(110, socket.MSG_WAITALL)
-            with one.dup():
-                assert cells.introduced(encrypted=False)[port] == 1
-                assert not cells.wait_for_peers({port: 2}, encrypted=False)
-                with socket.create_connection(("127.0.0.1", port)) as another, listener.accept()[0] as two:
-                    another.sendall(_GREETING_AND_MORE)
-                    assert two.recv(200, socket.MSG_WAITALL)
-                    assert cells.wait_for_peers({port: 2}, encrypted=False)
+    port = listener.getsockname()[1]
+    client, one = _connect(listener)
+    with client, one:
+        assert cells.introduced(encrypted=False)[port] == 0
+        _introduce(client, one)
+        with one.dup():
+            assert cells.introduced(encrypted=False)[port] == 1
+
+
+def test_clients_that_take_long_to_connect_are_waited_for_and_those_that_say_nothing_are_not(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "_INTRODUCING", 0.3)
+    port = listener.getsockname()[1]
+    client, one = _connect(listener)
+    with client, one:
+        began = time.monotonic()
+        assert not cells.wait_for_peers({port: 1}, encrypted=False)
+        assert time.monotonic() - began < cells._CONNECTING
+        later: list[socket.socket] = []
+
+        def connect() -> None:
+            time.sleep(1)
+            later.extend(_connect(listener))
+            _introduce(*later)
+
+        _introduce(client, one)
+        thread = threading.Thread(target=connect)
+        thread.start()
+        assert cells.wait_for_peers({port: 2}, encrypted=False)
+        thread.join()
+        for end in later:
+            end.close()
