@@ -22,7 +22,7 @@ class BoundThreads:
 
 
 def bound(pids: Iterable[int], beside: int) -> list[BoundThreads]:
-    """Return which threads of processes may run on other processors than a process `beside` them, whose are theirs."""
+    """Return which threads of processes may run on other processors than a process `beside` them may."""
     common = os.sched_getaffinity(beside)
     found = []
     for pid in pids:

@@ -279,6 +279,7 @@ def test_processor_time_goes_on_from_the_save(notebook: Notebook) -> None:
     assert value(notebook, f"os.waitpid({in_child}, 0)[1]") == "0"
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor only")
 def test_the_processors_that_threads_are_bound_to(notebook: Notebook) -> None:
     notebook.run("""
         import os, subprocess, sys, threading
@@ -298,7 +299,7 @@ def test_the_processors_that_threads_are_bound_to(notebook: Notebook) -> None:
             return [bound(os.getpid()) == processors, bound(thread.native_id) == processors[1:2],
                     bound(child.pid) == processors[:1]]
     """)
-    assert value(notebook, "len(processors) > 1 and are_bound()") == "[True, True, True]"
+    assert value(notebook, "are_bound()") == "[True, True, True]"
     notebook.run("%gpuckpt save here")
     notebook.run("os.sched_setaffinity(child.pid, processors)")
     assert "bound" not in notebook.run("%gpuckpt restore here").text
