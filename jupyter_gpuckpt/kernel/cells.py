@@ -27,7 +27,9 @@ from .executed import cell_id
 _INTRODUCED = 94
 # With CurveZMQ: a HELLO of 202, an INITIATE of 285 (iopub) or 301 and more, and on iopub a subscription of at least 45.
 _INTRODUCED_BY_CURVE = 560
-_CONNECTING, _INTRODUCING = 10.0, 2.0  # how long clients may take to connect again, and then to say who they are
+COMING_BACK = 10.0
+"""How long clients may take to connect again before they are answered, in seconds."""
+_INTRODUCING = 2.0  # how long clients that are connected may take to say who they are, in seconds
 _COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how long that is waited for, in seconds
 _BEGINS = 60  # how much of a cell names it: what tells of it has to fit in PIPE_BUF
 _TCP_ESTABLISHED = 1
@@ -330,14 +332,14 @@ def _line_that_runs() -> int:
     return 0 if frame is None else frame.f_lineno
 
 
-def wait_for_peers(expected: dict[int, int], *, encrypted: bool) -> bool:
+def wait_for_peers(expected: dict[int, int], *, encrypted: bool, connecting: float) -> bool:
     """Wait until as many clients as before are connected again, by local port: what is sent earlier is lost to them.
 
-    On a busy machine they may take seconds to connect. Two seconds later at most they have said who they are, but for
-    those that do not look at what the kernel says; and one that has gone does not come back. Return whether all are
-    there.
+    On a busy machine they may take seconds to connect, but `connecting` at most: one that has gone does not come back.
+    Two seconds later they have said who they are, except those that do not look at what the kernel says. Return whether
+    all are there.
     """
-    deadline, all_connected = time.monotonic() + _CONNECTING, False
+    deadline, all_connected = time.monotonic() + connecting, False
     while time.monotonic() < deadline:
         connected, present = _clients(encrypted=encrypted)
         if all(present[port] >= count for port, count in expected.items()):

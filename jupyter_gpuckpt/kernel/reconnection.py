@@ -18,7 +18,7 @@ from ..errors import GpuckptError, RestoreFailed
 from ..operations import results
 from ..spelling import in_a_cell
 from . import cpu_time, debugger, hooks, new_environment, rebinding, renewal, show, start_times
-from .cells import Asked, wait_for_peers
+from .cells import COMING_BACK, Asked, wait_for_peers
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -28,6 +28,7 @@ __all__ = ["Reconnection"]
 _TAKEN_FOR = frozenset({"save", "fork", "restore", "undo", "redo"})
 """What a cell asks for whose end a restored kernel tells it: what was restored was taken for that."""
 _MENDING = 20.0  # how long a restored kernel waits for the debugger to be mended, in seconds
+_LOOKING = 2.0  # how long one that has asked for something may take to look at what comes of it, in seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 
@@ -228,15 +229,15 @@ class Reconnection:
         heard = is_heard()
         if heard or not self._waited_in_vain:
             self._waited_in_vain = True
-            self._wait_for_clients()
+            self._wait_for_clients(_LOOKING)
         if heard:
             self._clients = {}
 
-    def _wait_for_clients(self) -> None:
+    def _wait_for_clients(self, seconds: float = COMING_BACK) -> None:
         """Wait for as many connections as the channels (named as in a connection file) had before the restore."""
         app = self._agent.kernel.parent
         expected = {getattr(app, channel): count for channel, count in self._clients.items()}
-        if wait_for_peers(expected, encrypted=rebinding.is_encrypted(app)):
+        if wait_for_peers(expected, encrypted=rebinding.is_encrypted(app), connecting=seconds):
             self._clients = {}
 
     def _answer_restored(self, asked: Asked, account: show.Restored, *, stops: bool) -> None:

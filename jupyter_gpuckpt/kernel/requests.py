@@ -23,7 +23,7 @@ from ..operations.requests import Request, Restoring, Save, answer_of, kind_of
 from ..operations.results import Progress, Taking
 from ..spelling import in_a_cell
 from . import interrupts, rebinding
-from .cells import introduced, wait_for_peers
+from .cells import COMING_BACK, introduced, wait_for_peers
 from .channel import Channel
 
 __all__ = ["Afterwards", "Answered", "News", "Requests", "broken_off", "news_of"]
@@ -196,7 +196,7 @@ class Requests:
                 return self._wait(waiting, progress)
             except GpuckptError:
                 # A restore that failed late has sent them away to the other kernel; they come back.
-                wait_for_peers(clients, encrypted=rebinding.is_encrypted(self._app))
+                wait_for_peers(clients, encrypted=rebinding.is_encrypted(self._app), connecting=COMING_BACK)
                 raise
             finally:
                 if not waiting.is_left:

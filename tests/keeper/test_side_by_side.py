@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -165,6 +168,41 @@ def test_its_ports_are_its_own_again_when_a_restore_has_failed(criu: Criu, noteb
     with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b"again")
         assert notebook.value("listener.accept()[0].recv(5)") == "b'again'"
+
+
+_A_CLIENT = """
+import sys
+from notebooks import connected
+with connected(sys.argv[1]) as notebook:
+    print("connected", flush=True)
+    sys.stdin.readline()
+    print(notebook.run("%gpuckpt restore here").status, flush=True)
+"""
+
+
+def test_a_client_that_gets_no_processor_for_seconds_is_answered(criu: Criu, notebook: Notebook) -> None:
+    """It connects again late, and is to hear nevertheless that its cell has ended."""
+    notebook.run("%gpuckpt save here")
+    program = [sys.executable, "-c", _A_CLIENT, notebook.manager.connection_file]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(program, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+        try:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            assert client.stdout.readline() == "connected\n"
+            before = status(notebook)["pid"]
+            with criu.held_at("restore", "post-resume") as until_there:
+                client.stdin.write("\n")
+                client.stdin.flush()
+                until_there()
+                client.send_signal(signal.SIGSTOP)
+            wait_until(lambda: status(notebook)["pid"] != before)
+            time.sleep(4)  # longer than the kernel waits for clients that are connected and say nothing
+            client.send_signal(signal.SIGCONT)
+            answered, _ = client.communicate(timeout=PATIENCE)
+            assert answered == "ok\n"
+        finally:
+            client.kill()
 
 
 def test_a_client_that_looks_late_at_its_outputs_hears_its_first_cell_all_the_same(notebook: Notebook) -> None:
