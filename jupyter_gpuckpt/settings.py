@@ -412,6 +412,15 @@ unchanged: Setting[str] = Setting(
     more="internals/criu.md#what-has-not-changed",
 )
 
+memory_writers: Setting[int | None] = Setting(
+    "GPUCKPT_MEMORY_WRITERS",
+    parse_count,
+    lambda: None,
+    what="how many processes write host memory in a restore; 1: the keeper alone",
+    without="one for each processor but three, where there are 8 or more",
+    more="internals/criu.md#straight-into-the-process",
+)
+
 # -- how long to wait
 
 save_patience = Setting(

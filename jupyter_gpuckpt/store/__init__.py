@@ -26,11 +26,11 @@ from .chunking import Bases, Piece
 from .chunks import CHUNK, HASH_OF_ZEROS, HOLE, Changed, Chunk, digest, is_zero
 from .committing import name_taken
 from .contents import Contents
-from .extracting import Taker
+from .extracting import Share, Taker
 from .labels import Labels
 from .manifest import Manifest
 from .names import MAX_NAME, check_key, check_name, key_of, name_of
-from .parallel import Progress
+from .parallel import Progress, workers
 from .postponed import Postponed
 from .reading import Parts
 from .sessions import Holder, Session
@@ -58,6 +58,7 @@ __all__ = [
     "Postponed",
     "Progress",
     "Session",
+    "Share",
     "Snapshot",
     "Store",
     "Taker",
@@ -70,4 +71,5 @@ __all__ = [
     "key_of",
     "name_of",
     "name_taken",
+    "workers",
 ]

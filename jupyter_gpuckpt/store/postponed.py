@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .extracting import ALL, Share
 from .parallel import Progress
 
 __all__ = ["Postponed"]
@@ -14,18 +15,18 @@ class Postponed:
 
     __slots__ = ("_close", "_read")
 
-    def __init__(self, read: Callable[[Progress | None], None], close: Callable[[], None]) -> None:
+    def __init__(self, read: Callable[[Progress | None, Share], None], close: Callable[[], None]) -> None:
         self._read, self._close = read, close
 
-    def read(self, progress: Progress | None = None) -> None:
-        """Read them; what `progress` (called with the stage ``verify``) raises ends that.
+    def read(self, progress: Progress | None = None, share: Share = ALL) -> None:
+        """Read them, or a share of them; what `progress` (called with the stage ``verify``) raises ends that.
 
         Raises
         ------
         Damaged : a byte is not the one that was saved; nothing of the files may be used then.
         StoreError : there is no room for them.
         """
-        self._read(progress)
+        self._read(progress, share)
 
     def close(self) -> None:
         """Let the store delete what it wants to; more than once is harmless."""

@@ -17,7 +17,7 @@ from ..errors import Damaged, GpuckptError, NoSuchSnapshot, Pinned, Refused, Sto
 from .committing import changing, name_taken
 from .contents import Contents
 from .durable import make_folder, name_new, read_small, sync_folder, write_new
-from .extracting import Taker, fill, is_below, make_files
+from .extracting import Share, Taker, fill, is_below, make_files
 from .failures import storing
 from .incoming import Incoming
 from .index import pack_sizes
@@ -331,7 +331,7 @@ class Store:
         """Return those `wanted` files of a snapshot that `elsewhere` says a place for, as in `open`, to be read later.
 
         They are made now, of zeros; all that they are made of is seen to be there, and nothing of it is deleted until
-        the result is closed.
+        the result is closed. Of files that lie nowhere, there are only the bytes that `takers` take.
 
         Raises
         ------
@@ -343,16 +343,17 @@ class Store:
             if manifest.id != snapshot_id:
                 raise NoSuchSnapshot(f"The snapshot {name} was replaced by another.", "", "Use another.", name=name)
             everything = read_contents(self._layout, manifest)
-            later = {path: c for path, c in everything.files.items() if is_below(path, elsewhere) and wanted(path)}
-            contents = Contents(later)
+            placed = {path for path in everything.files if is_below(path, elsewhere) and wanted(path)}
+            contents = Contents({path: c for path, c in everything.files.items() if path in placed or path in takers})
             with storing(f"The snapshot {name} cannot be read.", self.root):
                 index = locate(self._layout, manifest, contents)
             with _placing(manifest, self.root):
-                targets = make_files(contents, self.root, elsewhere)
+                made = Contents({path: contents.files[path] for path in placed})
+                targets = make_files(made, self.root, elsewhere)
 
-            def read(progress: Progress | None) -> None:
-                with _placing(manifest, next(iter(elsewhere.values()))):
-                    fill(self._layout, manifest, contents, index, targets, progress, takers, aside=True)
+            def read(progress: Progress | None, share: Share) -> None:
+                with _placing(manifest, next(iter(elsewhere.values()), self.root)):
+                    fill(self._layout, manifest, contents, index, targets, progress, takers, aside=True, share=share)
 
             return Postponed(read, stack.pop_all().close)
 

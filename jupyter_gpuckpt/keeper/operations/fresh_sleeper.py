@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import shutil
 import signal
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,17 +21,17 @@ from ...errors import (
     Damaged,
     Refused,
 )
-from ...freeze import images, shm_archive
+from ...freeze import shm_archive
 from ...freeze.criu_program import CriuProgram
 from ...freeze.ranges import Range
-from ...freeze.straight_runs import StraightRuns, plan
+from ...freeze.straight_runs import StraightRuns
 from ...linux.root_only import environment
 from ...operations.results import Restored
 from ...snapshots import kept_files, needs
 from ...snapshots.needs import NeededFile
 from ...snapshots.saved import kernel_of, processes_of
 from ...snapshots.temporary import can_be_made
-from ...store import Contents, Manifest, Snapshot, Store, WorkingFolder
+from ...store import Manifest, Snapshot, Store, WorkingFolder
 from .. import file_numbers
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import faults_in
@@ -45,6 +43,7 @@ from ..namespace import Namespace
 from ..staging import claim_memory, disk_folder, vram_files
 from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
 from .progress import OperationProgress
+from .straight_plan import straight_runs
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -115,29 +114,8 @@ def plan_restore(store: Store, name: str) -> tuple[Manifest, RestorePlan]:
         parts,
         in_use,
         hashes,
-        _straight_runs(store, manifest, contents),
+        straight_runs(store, manifest, contents),
     )
-
-
-def _straight_runs(store: Store, manifest: Manifest, contents: Contents) -> Sequence[StraightRuns]:
-    """Return what of the memory of a snapshot's processes may be written straight into them."""
-    tree = f"{CRIU_IMAGES}/pstree.img"
-    of_process = {
-        pid: (f"{CRIU_IMAGES}/pagemap-{pid}.img", f"{CRIU_IMAGES}/mm-{pid}.img")
-        for pid in processes_of(manifest).processes
-    }
-    wanted = [tree, *(path for both in of_process.values() for path in both)]
-    _, _, read = store.read_files(manifest.name, wanted)
-    # One that had ended has no memory.
-    memory = {pid: (read[pagemap], read[mm]) for pid, (pagemap, mm) in of_process.items() if mm in read}
-    chunks = {
-        Path(path).name: list(itertools.accumulate(chunk.size for chunk in contents.files[path]))
-        for path in contents.files
-        if path.startswith(f"{CRIU_IMAGES}/pages-")
-    }
-    with contextlib.suppress(IndexError, KeyError, ValueError, struct.error):  # as another version of criu wrote it
-        return plan(images.parents(read[tree]), memory, chunks)
-    return []
 
 
 def make_lifetime_files(folder: Path) -> list[Path]:

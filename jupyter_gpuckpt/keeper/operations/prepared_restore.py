@@ -24,9 +24,10 @@ from ..gpu.parked import parked_in
 from ..staging import vram_files
 from ..taken import refuse_taken
 from .fresh_sleeper import FreshSleeper, RestorePlan
+from .memory_writers import MemoryWriters
 from .parts import CRIU_IMAGES, VRAM
 from .progress import OperationProgress
-from .straight_memory import StraightMemory, has_room_for
+from .straight_memory import StraightMemory, begin_writers, has_room_for
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -85,6 +86,9 @@ class PreparedRestore:
         await progress.enter("verifying")
         async with contextlib.AsyncExitStack() as undoing:
             progress.watch.begin("sleeper")
+            writers = begin_writers(store, manifest, request.straight_runs) if beside or alone else None
+            if writers is not None:
+                undoing.push_async_callback(asyncio.to_thread, writers.close)
             new = await FreshSleeper.prepare(keeper, manifest, request.images, request.lacking)
             undoing.push_async_callback(new.discard)
             progress.watch.begin("GPU helpers")
@@ -102,15 +106,17 @@ class PreparedRestore:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
             progress.watch.begin("read")
-            runs = _straight_runs(request, new, gpu) if beside or alone else ()
+            runs = _straight_runs(request, new, gpu, writers) if beside or alone else ()
             snapshot = await _read(
                 store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, behind=beside or alone
             )
             memory = None
             if runs:
                 images = snapshot.directory / CRIU_IMAGES
-                memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images)
+                memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images, writers)
                 undoing.callback(memory.close)
+            elif writers is not None:
+                await asyncio.to_thread(writers.close)
             if late is not None and memory is None:  # else it waits for `memory`, which the first cell needs
                 late.start()
             if snapshot.manifest.id != manifest.id:
@@ -138,13 +144,15 @@ class PreparedRestore:
         await self._undoing.aclose()
 
 
-def _straight_runs(request: RestorePlan, new: FreshSleeper, gpu: GpuReturn) -> Sequence[StraightRuns]:
+def _straight_runs(
+    request: RestorePlan, new: FreshSleeper, gpu: GpuReturn, writers: MemoryWriters | None
+) -> Sequence[StraightRuns]:
     """Return what of the memory is written straight into the processes, where criu would not be as quick."""
     runs = request.straight_runs
     if new.space.deputy is not None or not has_room_for(runs, request.images):
         return ()
     # criu copies the memory of each process by a thread of its own, while this program's threads read to the GPUs.
-    return () if len(runs) > 1 and gpu.takers else runs
+    return () if len(runs) > 1 and gpu.takers and writers is None else runs
 
 
 async def _read(

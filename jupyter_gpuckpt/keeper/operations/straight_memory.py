@@ -17,9 +17,10 @@ from ...linux import memory
 from ...snapshots.summary import current_name
 from ...store import Manifest, Store
 from .criu_run import say_if_killed
+from .memory_writers import MemoryWriters
 from .parts import CRIU_IMAGES
 
-__all__ = ["StraightMemory", "has_room_for"]
+__all__ = ["StraightMemory", "begin_writers", "has_room_for"]
 
 _ROOM, _ROOM_BEFORE = 1.1, 1.2
 """Bytes of memory that must be free for each byte that is written straight; and before: others may take some of it."""
@@ -38,6 +39,15 @@ def has_room_for(runs: Sequence[StraightRuns], images: int) -> bool:
     return memory.room(os.getpid()).bytes > size * _ROOM_BEFORE + 2 * (images - size)
 
 
+def begin_writers(store: Store, manifest: Manifest, runs: Sequence[StraightRuns]) -> MemoryWriters | None:
+    """Start the processes that will write them, where those are quicker than this one's threads, and have room."""
+    size = _size(runs)
+    count = MemoryWriters.worth_it(size)
+    if not count or memory.room(os.getpid()).bytes < size * _ROOM_BEFORE + count * MemoryWriters.MEMORY:
+        return None
+    return MemoryWriters(store, manifest, count)
+
+
 class StraightMemory:
     """The pages of a snapshot's processes that are written straight into them: of all others, criu has the images.
 
@@ -46,6 +56,7 @@ class StraightMemory:
     Parameters
     ----------
     images : the folder with criu's images; the store made them, but for these pages, and the pagemaps are written here.
+    writers : the processes that write them, which are closed with this; this one's threads do where there are none.
 
     Raises
     ------
@@ -53,10 +64,18 @@ class StraightMemory:
     OSError : the images cannot be written.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, runs: Sequence[StraightRuns], images: Path) -> None:
-        self._store, self._manifest, self._images = store, manifest, images
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        runs: Sequence[StraightRuns],
+        images: Path,
+        writers: MemoryWriters | None = None,
+    ) -> None:
+        self._store, self._manifest, self._images, self._writers = store, manifest, images, writers
         self._runs = {f"{CRIU_IMAGES}/{one.image}": one for one in runs}
         self._pids: dict[int, int] = {}
+        self._written_by = 1
         self._kills = memory.kills(os.getpid())
         self._size = _size(runs)
         self._takers = {
@@ -96,7 +115,8 @@ class StraightMemory:
             raise
         finally:
             self.close()
-        log.info("%d bytes of memory went straight into %d processes", self._size, len(self._runs))
+        by = self._written_by
+        log.info("%d bytes of memory went straight into %d processes, by %d", self._size, len(self._runs), by)
 
     def _refuse_without_room(self) -> None:
         """Write nothing for which there is no memory: the system might kill this process for it.
@@ -109,8 +129,12 @@ class StraightMemory:
             raise RestoreFailed("The snapshot could not be restored.", why, criu_errors.Cause.NO_MEMORY.advice)
 
     def _read(self) -> None:
+        writers = self._writers
+        if writers is not None and (writers.write(self._pids) or writers.is_closed):
+            self._written_by = writers.count
+            return
         try:
-            self._files.read()
+            self._files.read()  # also where those failed: it says why
         except OSError as e:
             raise RestoreFailed("The snapshot could not be restored.", f"Its memory cannot be written: {e}") from e
 
@@ -131,6 +155,8 @@ class StraightMemory:
 
     def close(self) -> None:
         """Let the store delete what it wants to; more than once is harmless."""
+        if self._writers is not None:
+            self._writers.close()
         for taker in self._takers.values():
             taker.close()
         self._files.close()
