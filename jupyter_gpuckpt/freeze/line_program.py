@@ -15,6 +15,7 @@ from ..linux.readiness import readable
 
 __all__ = ["LineProgram"]
 
+_LOOK_AGAIN = 0.002
 _DEATH_TIMEOUT = 5.0
 """Seconds to wait for a killed program; one that sits in the kernel's driver is left to itself."""
 
@@ -86,8 +87,14 @@ class LineProgram:
         """Kill it and what it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _DEATH_TIMEOUT
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_DEATH_TIMEOUT)
+        # What it had started is a child of this process now, if that adopts such (PR_SET_CHILD_SUBREAPER).
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                if os.waitpid(-self._process.pid, os.WNOHANG) == (0, 0):
+                    time.sleep(_LOOK_AGAIN)
 
     def close(self) -> None:
         """Close its pipes: it hears the end of its input."""

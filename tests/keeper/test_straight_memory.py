@@ -13,11 +13,12 @@ from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 
+import psutil
 import pytest
 from command_line import run
 from job_programs import Job, folder_of, program
-from keeper_faults import Asked, Criu
-from notebooks import Notebook
+from keeper_faults import Asked, Criu, keeper_pid
+from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import RestoreFailed
@@ -166,6 +167,76 @@ def test_damage_that_is_found_when_criu_is_done_leaves_the_running_kernel(notebo
     assert straight(notebook) == []
     _flip("here")
     notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("digest() == d") == "True"
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have three processes write, as where there are many processors."""
+    monkeypatch.setenv("GPUCKPT_MEMORY_WRITERS", "3")
+
+
+def _writers(notebook: Notebook) -> list[psutil.Process]:
+    """Return the programs whose processes are to write, or do, for this notebook's keeper."""
+    keeper = psutil.Process(keeper_pid(notebook))
+    return [one for one in keeper.children() if any("memory_writer" in word for word in one.cmdline())]
+
+
+def test_several_processes_write_it(several: None, notebook: Notebook) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    notebook.run(CHANGE)
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("digest() == d") == "True"
+    assert "straight into 1 processes, by 3" in log(notebook)
+    assert _writers(notebook) == []
+
+
+def test_where_they_find_damage_the_running_kernel_stays(several: None, notebook: Notebook, criu: Criu) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    notebook.run("random[:] = bytes(len(random)); now = digest()")
+    with criu.held_at("restore", "start") as until_there:
+        asked = Asked(notebook, "%gpuckpt restore here --discard")
+        until_there()
+        _flip("here")
+    answer = asked.answer(120)
+    assert answer["status"] == "error"
+    assert "damaged" in answer["evalue"]
+    assert notebook.value("digest() == now") == "True"
+    assert "other processes did not write the memory: " in log(notebook)
+    assert _writers(notebook) == []
+
+
+def test_where_they_are_killed_the_keeper_writes(several: None, notebook: Notebook, criu: Criu) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    notebook.run(CHANGE)
+    with criu.held_at("restore", "start") as until_there:
+        asked = Asked(notebook, "%gpuckpt restore here --discard")
+        until_there()
+        (program,) = _writers(notebook)
+        wait_until(lambda: len(program.children()) == 3, what="they never began")
+        begun = program.children()
+        program.kill()
+    assert asked.answer(120)["status"] == "ok"
+    assert notebook.value("digest() == d") == "True"
+    assert "straight into 1 processes, by 1" in log(notebook)
+    assert psutil.wait_procs(begun, 10)[1] == []
+
+
+def test_they_end_where_the_restore_is_cancelled(several: None, notebook: Notebook, criu: Criu) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    with criu.held_at("restore", "start") as until_there:
+        asked = Asked(notebook, "%gpuckpt restore here --discard")
+        until_there()
+        (program,) = _writers(notebook)
+        wait_until(lambda: len(program.children()) == 3, what="they never began")
+        begun = [program, *program.children()]
+        notebook.manager.interrupt_kernel()
+        assert asked.answer(120)["status"] == "error"
+        assert psutil.wait_procs(begun, 10)[1] == []
     assert notebook.value("digest() == d") == "True"
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from ... import settings
 from ...client.kernel_start import run_path
+from ...client.record import KERNEL_LOG
 from ...errors import GpuckptError, SaveFailed
 from ...freeze import criu, criu_errors, criu_features, mapped_locks, shared_memory, twin
 from ...freeze.criu_program import CriuProgram
 from ...linux import memory, proc, processes
 from .. import criu_logs
 from ..namespace import Namespace
-from .parts import KERNEL_LOG
 
 log = logging.getLogger("gpuckpt.keeper")
 

@@ -17,6 +17,7 @@ from ... import settings
 from ...checked import to_json
 from ...client import broker_connection
 from ...client.kernel_start import run_path
+from ...client.record import KERNEL_LOG
 from ...errors import (
     Damaged,
     Refused,
@@ -41,7 +42,7 @@ from ..gpu.parked import parked_in
 from ..memory_claim import MemoryClaim
 from ..namespace import Namespace
 from ..staging import claim_memory, disk_folder, vram_files
-from .parts import CRIU_IMAGES, KERNEL_LOG, SHARED_MEMORY, VRAM, WORKING_COPY
+from .parts import CRIU_IMAGES, SHARED_MEMORY, VRAM, WORKING_COPY
 from .progress import OperationProgress
 from .straight_plan import straight_runs
 

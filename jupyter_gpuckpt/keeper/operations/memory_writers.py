@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Mapping
 
 from ... import settings
+from ...errors import GpuckptError
 from ...freeze.line_program import LineProgram
-from ...store import Manifest, Store, workers
+from ...linux import memory
+from ...snapshots.saved import processes_of
+from ...store import Store, workers
 
 __all__ = ["MemoryWriters"]
 
@@ -18,6 +22,10 @@ _SHARE = 16 << 20
 """Bytes that each of them has at least."""
 _OTHERS = 3
 """Processors that are left to whoever does something else meanwhile."""
+_EACH = 12 << 20
+"""Bytes of memory that each of them takes."""
+_ROOM = 1.2
+"""Bytes of memory that must be free for each byte that they write."""
 _START = 10.0
 _WRITE = 900.0
 """Seconds: a cold disk is slow."""
@@ -26,30 +34,37 @@ log = logging.getLogger("gpuckpt.keeper")
 
 
 class MemoryWriters:
-    """One such program, from its start, which nobody waits for, to `close`.
+    """These processes of one restore, once they have begun.
 
-    Parameters
+    Attributes
     ----------
-    count : how many processes it has.
+    count : how many they are; 0 where this process's threads are to do it.
     """
 
-    MEMORY = 12 << 20
-    """Bytes that each process takes."""
+    count = 0
 
-    def __init__(self, store: Store, manifest: Manifest, count: int) -> None:
-        self._program = LineProgram(
-            "jupyter_gpuckpt.keeper.operations.memory_writer", str(store.root), manifest.name, manifest.id, str(count)
-        )
-        self.count = count
-        self._closing = threading.Lock()
-        self._is_closed = False
+    def __init__(self) -> None:
+        self._program: LineProgram | None = None
+        self._turn = threading.Lock()
+        self.is_closed = False
+        """Whether nobody wants the memory any more."""
 
-    @classmethod
-    def worth_it(cls, size: int) -> int:
-        """Return how many processes should write so many bytes; 0 where this one's threads are quicker."""
+    def begin(self, store: Store, name: str) -> None:
+        """Have them get ready for a snapshot, where they are quicker and have room; nobody waits for that."""
+        try:
+            manifest = store.trusted(name)
+        except GpuckptError:
+            return  # who needs it is told
+        size = processes_of(manifest).private_bytes
         chosen = settings.memory_writers()
         count = min(chosen or workers(_OTHERS), size // _SHARE)
-        return count if count >= (_FEWEST if chosen is None else 2) else 0
+        if count < (_FEWEST if chosen is None else 2) or memory.room(os.getpid()).bytes < size * _ROOM + count * _EACH:
+            return
+        with self._turn:
+            if not self.is_closed:
+                module = "jupyter_gpuckpt.keeper.operations.memory_writer"
+                self._program = LineProgram(module, str(store.root), manifest.name, manifest.id, str(count))
+                self.count = count
 
     def write(self, pids: Mapping[int, int]) -> bool:
         """Have the memory written into these processes, by the pids in their namespace; every byte is verified.
@@ -58,27 +73,25 @@ class MemoryWriters:
         -------
         Whether it is there; where it is not, part of it may be.
         """
+        program = self._program
+        if program is None:
+            return False
         try:
-            said = self._program.hear(_START)
+            said = program.hear(_START)
             if said == b"ready":
-                self._program.tell(b" ".join(b"%d=%d" % both for both in pids.items()))
-                said = self._program.hear(_WRITE)
+                program.tell(b" ".join(b"%d=%d" % both for both in pids.items()))
+                said = program.hear(_WRITE)
         except TimeoutError:
             said = b""
-            self._program.kill()
-        if said != b"written" and not self._is_closed:
-            log.warning("other processes did not write the memory: %s", self._program.last_words())
+            program.kill()
+        if said != b"written" and not self.is_closed:
+            log.warning("other processes did not write the memory: %s", program.last_words())
         return said == b"written"
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether nobody wants the memory any more."""
-        return self._is_closed
-
     def close(self) -> None:
-        """End it, also in the middle; more than once is harmless."""
-        with self._closing:
-            if not self._is_closed:
-                self._is_closed = True
+        """End them, also in the middle; more than once is harmless."""
+        with self._turn:
+            if not self.is_closed and self._program is not None:
                 self._program.kill()
                 self._program.close()
+            self.is_closed = True

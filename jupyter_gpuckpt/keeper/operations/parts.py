@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ...client.record import KERNEL_LOG
 from ...freeze import shm_archive
 
-__all__ = ["CAPTURE", "CRIU_IMAGES", "KERNEL_LOG", "SHARED_MEMORY", "VRAM", "WORKING_COPY"]
+__all__ = ["CAPTURE", "CRIU_IMAGES", "SHARED_MEMORY", "VRAM", "WORKING_COPY"]
 
 CRIU_IMAGES, VRAM, SHARED_MEMORY = "criu", "vram", shm_archive.ARCHIVE
 """The parts of a snapshot, beside the kernel's standard output: the folders of criu's images and of what was in VRAM,

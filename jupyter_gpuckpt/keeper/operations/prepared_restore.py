@@ -27,7 +27,7 @@ from .fresh_sleeper import FreshSleeper, RestorePlan
 from .memory_writers import MemoryWriters
 from .parts import CRIU_IMAGES, VRAM
 from .progress import OperationProgress
-from .straight_memory import StraightMemory, begin_writers, has_room_for
+from .straight_memory import StraightMemory, has_room_for
 
 if TYPE_CHECKING:
     from ..kernel_life import Keeper
@@ -72,12 +72,13 @@ class PreparedRestore:
         lazily: bool = False,
         beside: bool = False,
         alone: bool = False,
+        writers: MemoryWriters | None = None,
     ) -> PreparedRestore:
         """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
 
         With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is what goes straight
-        to the GPU and into the processes, `beside` a kernel that still runs or `alone`, where nothing runs that could
-        be lost.
+        to the GPU and, where there are `writers`, into the processes, `beside` a kernel that still runs or `alone`,
+        where nothing runs that could be lost.
 
         Raises
         ------
@@ -86,9 +87,6 @@ class PreparedRestore:
         await progress.enter("verifying")
         async with contextlib.AsyncExitStack() as undoing:
             progress.watch.begin("sleeper")
-            writers = begin_writers(store, manifest, request.straight_runs) if beside or alone else None
-            if writers is not None:
-                undoing.push_async_callback(asyncio.to_thread, writers.close)
             new = await FreshSleeper.prepare(keeper, manifest, request.images, request.lacking)
             undoing.push_async_callback(new.discard)
             progress.watch.begin("GPU helpers")
@@ -106,17 +104,15 @@ class PreparedRestore:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
             progress.watch.begin("read")
-            runs = _straight_runs(request, new, gpu, writers) if beside or alone else ()
+            runs = _straight_runs(request, new, gpu, writers) if writers is not None and (beside or alone) else ()
             snapshot = await _read(
                 store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, behind=beside or alone
             )
             memory = None
-            if runs:
+            if runs and writers is not None:
                 images = snapshot.directory / CRIU_IMAGES
                 memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images, writers)
                 undoing.callback(memory.close)
-            elif writers is not None:
-                await asyncio.to_thread(writers.close)
             if late is not None and memory is None:  # else it waits for `memory`, which the first cell needs
                 late.start()
             if snapshot.manifest.id != manifest.id:
@@ -145,14 +141,14 @@ class PreparedRestore:
 
 
 def _straight_runs(
-    request: RestorePlan, new: FreshSleeper, gpu: GpuReturn, writers: MemoryWriters | None
+    request: RestorePlan, new: FreshSleeper, gpu: GpuReturn, writers: MemoryWriters
 ) -> Sequence[StraightRuns]:
     """Return what of the memory is written straight into the processes, where criu would not be as quick."""
     runs = request.straight_runs
     if new.space.deputy is not None or not has_room_for(runs, request.images):
         return ()
     # criu copies the memory of each process by a thread of its own, while this program's threads read to the GPUs.
-    return () if len(runs) > 1 and gpu.takers and writers is None else runs
+    return () if len(runs) > 1 and gpu.takers and not writers.count else runs
 
 
 async def _read(

@@ -48,6 +48,7 @@ from ..unsaved import cells_since, resumed_from, saved_with, unsaved
 from .failed_restore import failed_restore, not_restored, start_afresh
 from .fresh_sleeper import plan_restore, resume
 from .keep_unsaved import Kept, keep_unsaved
+from .memory_writers import MemoryWriters
 from .parts import CRIU_IMAGES
 from .predecessor import Predecessor, has_room
 from .prepared_restore import PreparedRestore
@@ -124,36 +125,42 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     store = operation.store or keeper.store
     key = await _key_once_saved(keeper, store, request, progress)
     name = operation.name = name_of(key)
-    planning, starting = (
-        asyncio.to_thread(plan_restore, store, key),
-        asyncio.to_thread(_start_workers, keeper, store, key),
-    )
-    (manifest, files), _ = await asyncio.gather(planning, starting)
-    _refuse_to_stop(manifest, request)
-    program = await asyncio.to_thread(usable_criu, COMES_BACK)
-    before = keeper.space  # None where a job comes up that does not run
-    leaving = keeper.tree()
-    progress.watch.begin("machine")
-    check = functools.partial(preflight.check_machine, manifest, files, keeper.launch, keeper.worker, program, leaving)
-    check = functools.partial(check, keeper.marks, request.gpus)
-    if request.resume:
-        await asyncio.to_thread(keeper.take_lease, manifest.id)
-    fits, why_at_once = await _lazy_fit(manifest, check) if request.lazy else (None, "")
-    lazily = fits is not None
-    if fits is None:
-        fits = await sharing.fitting(keeper, progress, check)
-    progress.watch.begin("keep")
-    kept = Kept() if request.discard else await keep_unsaved(keeper, operation, request, progress, on_progress)
-    progress.watch.begin("room")
-    beside = bool(leaving) and not request.in_place and not keeper.launch.job
-    beside = beside and await _has_room(keeper, manifest, fits, lazily)
-    predecessor = Predecessor(keeper, progress, name, request.cell)
+    writers = MemoryWriters()
     async with contextlib.AsyncExitStack() as way_back:
+        way_back.push_async_callback(asyncio.to_thread, writers.close)
+        (manifest, files), *_ = await asyncio.gather(
+            asyncio.to_thread(plan_restore, store, key),
+            asyncio.to_thread(_start_workers, keeper, store, key),
+            asyncio.to_thread(writers.begin, store, key),
+        )
+        _refuse_to_stop(manifest, request)
+        program = await asyncio.to_thread(usable_criu, COMES_BACK)
+        before = keeper.space  # None where a job comes up that does not run
+        leaving = keeper.tree()
+        progress.watch.begin("machine")
+        check = functools.partial(
+            preflight.check_machine, manifest, files, keeper.launch, keeper.worker, program, leaving
+        )
+        check = functools.partial(check, keeper.marks, request.gpus)
+        if request.resume:
+            await asyncio.to_thread(keeper.take_lease, manifest.id)
+        fits, why_at_once = await _lazy_fit(manifest, check) if request.lazy else (None, "")
+        lazily = fits is not None
+        if fits is None:
+            fits = await sharing.fitting(keeper, progress, check)
+        progress.watch.begin("keep")
+        kept = Kept() if request.discard else await keep_unsaved(keeper, operation, request, progress, on_progress)
+        progress.watch.begin("room")
+        beside = bool(leaving) and not request.in_place and not keeper.launch.job
+        beside = beside and await _has_room(keeper, manifest, fits, lazily)
+        predecessor = Predecessor(keeper, progress, name, request.cell)
         way_back.push_async_callback(predecessor.stay)
         if beside:
             predecessor.get_ready(leaving)
         of = functools.partial(PreparedRestore.of, keeper, store, manifest, files, program, fits, leaving, progress)
-        verified = await of(lazily=lazily, beside=beside, alone=before is None)
+        verified = await of(lazily=lazily, beside=beside, alone=before is None, writers=writers)
+        if verified.memory is None:
+            await asyncio.to_thread(writers.close)
         way_back.push_async_callback(verified.discard)
         if why_at_once:
             verified.warnings.append(f"The restore was not lazy: {why_at_once}.")

@@ -20,7 +20,7 @@ from .criu_run import say_if_killed
 from .memory_writers import MemoryWriters
 from .parts import CRIU_IMAGES
 
-__all__ = ["StraightMemory", "begin_writers", "has_room_for"]
+__all__ = ["StraightMemory", "has_room_for"]
 
 _ROOM, _ROOM_BEFORE = 1.1, 1.2
 """Bytes of memory that must be free for each byte that is written straight; and before: others may take some of it."""
@@ -39,15 +39,6 @@ def has_room_for(runs: Sequence[StraightRuns], images: int) -> bool:
     return memory.room(os.getpid()).bytes > size * _ROOM_BEFORE + 2 * (images - size)
 
 
-def begin_writers(store: Store, manifest: Manifest, runs: Sequence[StraightRuns]) -> MemoryWriters | None:
-    """Start the processes that will write them, where those are quicker than this one's threads, and have room."""
-    size = _size(runs)
-    count = MemoryWriters.worth_it(size)
-    if not count or memory.room(os.getpid()).bytes < size * _ROOM_BEFORE + count * MemoryWriters.MEMORY:
-        return None
-    return MemoryWriters(store, manifest, count)
-
-
 class StraightMemory:
     """The pages of a snapshot's processes that are written straight into them: of all others, criu has the images.
 
@@ -56,7 +47,7 @@ class StraightMemory:
     Parameters
     ----------
     images : the folder with criu's images; the store made them, but for these pages, and the pagemaps are written here.
-    writers : the processes that write them, which are closed with this; this one's threads do where there are none.
+    writers : the processes that write them, if there are any; they are closed with this.
 
     Raises
     ------
@@ -70,7 +61,7 @@ class StraightMemory:
         manifest: Manifest,
         runs: Sequence[StraightRuns],
         images: Path,
-        writers: MemoryWriters | None = None,
+        writers: MemoryWriters,
     ) -> None:
         self._store, self._manifest, self._images, self._writers = store, manifest, images, writers
         self._runs = {f"{CRIU_IMAGES}/{one.image}": one for one in runs}
@@ -130,7 +121,7 @@ class StraightMemory:
 
     def _read(self) -> None:
         writers = self._writers
-        if writers is not None and (writers.write(self._pids) or writers.is_closed):
+        if writers.write(self._pids) or writers.is_closed:
             self._written_by = writers.count
             return
         try:
@@ -155,8 +146,7 @@ class StraightMemory:
 
     def close(self) -> None:
         """Let the store delete what it wants to; more than once is harmless."""
-        if self._writers is not None:
-            self._writers.close()
+        self._writers.close()
         for taker in self._takers.values():
             taker.close()
         self._files.close()

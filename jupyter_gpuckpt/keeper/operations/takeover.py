@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...client.record import KERNEL_LOG
 from ...client.sleep_record import ASLEEP
 from ...errors import RestoreFailed
 from ...freeze import cpu_affinity, criu, cuda, images, parking_channel, random_state, thread_files
@@ -39,7 +40,7 @@ from ..stopwatch import Stopwatch
 from ..taken import lost_locks
 from . import criu_run
 from .fresh_sleeper import FreshSleeper
-from .parts import CRIU_IMAGES, KERNEL_LOG
+from .parts import CRIU_IMAGES
 from .predecessor import Predecessor
 from .progress import OperationProgress
 from .sleep import fell_asleep
