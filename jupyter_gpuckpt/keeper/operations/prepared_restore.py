@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...errors import GpuckptError, Refused
+from ...errors import Cancelled, GpuckptError, Refused
 from ...freeze import cuda
 from ...freeze.criu_program import CriuProgram
 from ...freeze.parking import PARKED, Parked, single_hashes
@@ -65,7 +65,7 @@ class PreparedRestore:
         manifest: Manifest,
         request: RestorePlan,
         program: CriuProgram,
-        fits: preflight.PreflightResult,
+        fitting: Awaitable[preflight.PreflightResult],
         leaving: Sequence[int],
         progress: OperationProgress,
         *,
@@ -75,6 +75,8 @@ class PreparedRestore:
         writers: MemoryWriters | None = None,
     ) -> PreparedRestore:
         """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
+
+        `fitting` tells whether it fits, and is waited for no sooner than need be.
 
         With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is what goes straight
         to the GPU and, where there are `writers`, into the processes, `beside` a kernel that still runs or `alone`,
@@ -89,8 +91,18 @@ class PreparedRestore:
             progress.watch.begin("sleeper")
             new = await FreshSleeper.prepare(keeper, manifest, request.images, request.lacking)
             undoing.push_async_callback(new.discard)
-            progress.watch.begin("GPU helpers")
             parked = parked_in(manifest.cuda)
+            runs = _straight_runs(request, new, parked, writers) if writers is not None and (beside or alone) else ()
+            behind = (beside or alone) and bool(parked) and not lazily
+            is_wanted = request.is_wanted_at_once if behind or lazily else request.is_wanted
+            needs_gpus = bool(parked) and not behind and not lazily
+            at_once = _AtOnce(store, manifest, request, new, runs, progress)
+            undoing.push_async_callback(at_once.give_up)
+            if not needs_gpus:
+                at_once.begin(is_wanted, {})
+            progress.watch.begin("fits")
+            fits = await fitting
+            progress.watch.begin("GPU helpers")
             read_again = functools.partial(_read_parked, store, manifest, new)
             vram, in_use = vram_files(new.space), request.parked_in_use
             gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram, read_again, in_use)
@@ -104,10 +116,14 @@ class PreparedRestore:
                 undoing.push_async_callback(late.close)
                 await asyncio.to_thread(late.open)
             progress.watch.begin("read")
-            runs = _straight_runs(request, new, gpu, writers) if writers is not None and (beside or alone) else ()
-            snapshot = await _read(
-                store, manifest, request, new, gpu, progress, undoing, runs, lazily=lazily, behind=beside or alone
-            )
+            takers: dict[str, Taker] = {f"{VRAM}/{file}": taker for file, taker in gpu.takers.items()}
+            if needs_gpus:
+                at_once.begin(is_wanted, takers)
+            snapshot = await at_once.read()
+            if behind:
+                await _read_behind(store, manifest, new, gpu, takers, progress)
+            elif not lazily:
+                await gpu.have_read()
             memory = None
             if runs and writers is not None:
                 images = snapshot.directory / CRIU_IMAGES
@@ -141,56 +157,90 @@ class PreparedRestore:
 
 
 def _straight_runs(
-    request: RestorePlan, new: FreshSleeper, gpu: GpuReturn, writers: MemoryWriters
+    request: RestorePlan, new: FreshSleeper, parked: Sequence[Parked], writers: MemoryWriters
 ) -> Sequence[StraightRuns]:
     """Return what of the memory is written straight into the processes, where criu would not be as quick."""
     runs = request.straight_runs
     if new.space.deputy is not None or not has_room_for(runs, request.images):
         return ()
     # criu copies the memory of each process by a thread of its own, while this program's threads read to the GPUs.
-    return () if len(runs) > 1 and gpu.takers and not writers.count else runs
+    return () if len(runs) > 1 and parked and not writers.count else runs
 
 
-async def _read(
+class _AtOnce:
+    """What is taken out of the store at once, every byte of it verified, beside what else is done."""
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        request: RestorePlan,
+        new: FreshSleeper,
+        runs: Sequence[StraightRuns],
+        progress: OperationProgress,
+    ) -> None:
+        self._store, self._name, self._new, self._runs, self._progress = store, manifest.name, new, runs, progress
+        self._given_up = False
+        self._reading: asyncio.Task[Snapshot] | None = None
+
+    def begin(self, is_wanted: Callable[[str], bool], takers: Mapping[str, Taker]) -> None:
+        """Begin to read those of the files that are wanted; of these, `takers` take the bytes."""
+        self._reading = asyncio.create_task(asyncio.to_thread(self._read, is_wanted, takers))
+
+    def _read(self, is_wanted: Callable[[str], bool], takers: Mapping[str, Taker]) -> Snapshot:
+        new = self._new
+        with contextlib.ExitStack() as closing:
+            taken = dict(takers)
+            for one in self._runs:
+                others = closing.enter_context(contextlib.closing(one.others(new.files / CRIU_IMAGES)))
+                taken[f"{CRIU_IMAGES}/{one.image}"] = others
+            snapshot = self._store.open(self._name, new.files, self._amount, new.elsewhere, is_wanted, taken)
+        snapshot.also_close = new.leave_files
+        return snapshot
+
+    def _amount(self, stage: str, done: int, total: int) -> None:
+        if self._given_up:
+            raise Cancelled("The restore was aborted.", "", "")
+        self._progress.amount(stage, done, total)
+
+    async def read(self) -> Snapshot:
+        """Return it when all is read. Raises as `Store.open`."""
+        assert self._reading is not None
+        return await asyncio.shield(self._reading)
+
+    async def give_up(self) -> None:
+        """Stop, and give up what was read."""
+        self._given_up = True
+        if self._reading is not None:
+            with contextlib.suppress(GpuckptError, OSError):
+                await asyncio.to_thread((await self._reading).close)
+
+
+async def _read_behind(
     store: Store,
     manifest: Manifest,
-    request: RestorePlan,
     new: FreshSleeper,
     gpu: GpuReturn,
+    takers: Mapping[str, Taker],
     progress: OperationProgress,
-    undoing: contextlib.AsyncExitStack,
-    runs: Sequence[StraightRuns],
-    *,
-    lazily: bool,
-    behind: bool,
-) -> Snapshot:
-    """Take out of the store what is read at once, every byte of it verified; begin with what is read behind that."""
-    is_wanted: Callable[[str], bool] = request.is_wanted_at_once if lazily else request.is_wanted
-    takers: dict[str, Taker] = {f"{VRAM}/{file}": taker for file, taker in gpu.takers.items()}
-    behind = behind and bool(takers)
-    if behind:
-        is_wanted = request.is_wanted_at_once
-    open_ = functools.partial(store.open, manifest.name, new.files, progress.amount)
-    with contextlib.ExitStack() as closing:
-        at_once = dict(takers)
-        for one in runs:
-            others = closing.enter_context(contextlib.closing(one.others(new.files / CRIU_IMAGES)))
-            at_once[f"{CRIU_IMAGES}/{one.image}"] = others
-        snapshot = await asyncio.to_thread(open_, new.elsewhere, is_wanted, at_once)
-    snapshot.also_close = new.leave_files
-    undoing.push_async_callback(asyncio.to_thread, snapshot.close)
-    if behind:
-        postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
-        files = await asyncio.to_thread(postpone, lambda path: path not in takers)
-        try:
-            taken = await asyncio.to_thread(postpone, takers.__contains__, takers)
-        except BaseException:
-            files.close()
-            raise
-        gpu.read_behind(files, taken, progress.amount)
+) -> None:
+    """Begin with what is read behind the rest: what the driver restores from, and what was parked.
+
+    Where the GPUs have no room for that beside all else, all of it is read now.
+    """
+    postpone = functools.partial(store.postpone, manifest.name, manifest.id, {VRAM: new.vram})
+    files = await asyncio.to_thread(postpone, lambda path: path not in takers)
+    try:
+        taken = await asyncio.to_thread(postpone, takers.__contains__, takers) if takers else None
+        if taken is None:
+            await asyncio.to_thread(files.read, progress.amount)
+    except BaseException:
+        files.close()
+        raise
+    if taken is None:
+        files.close()
     else:
-        await gpu.have_read()
-    return snapshot
+        gpu.read_behind(files, taken, progress.amount)
 
 
 def _has_much_of(keeper: Keeper, hashes: Mapping[str, bytes]) -> bool:

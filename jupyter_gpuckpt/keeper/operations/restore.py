@@ -14,7 +14,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -128,10 +128,10 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     writers = MemoryWriters()
     async with contextlib.AsyncExitStack() as way_back:
         way_back.push_async_callback(asyncio.to_thread, writers.close)
-        (manifest, files), *_ = await asyncio.gather(
-            asyncio.to_thread(plan_restore, store, key),
-            asyncio.to_thread(_start_workers, keeper, store, key),
-            asyncio.to_thread(writers.begin, store, key),
+        starting = asyncio.create_task(asyncio.to_thread(_start_workers, keeper, store, key))
+        way_back.push_async_callback(asyncio.wait, [starting])
+        (manifest, files), _ = await asyncio.gather(
+            asyncio.to_thread(plan_restore, store, key), asyncio.to_thread(writers.begin, store, key)
         )
         _refuse_to_stop(manifest, request)
         program = await asyncio.to_thread(usable_criu, COMES_BACK)
@@ -144,21 +144,24 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
         check = functools.partial(check, keeper.marks, request.gpus)
         if request.resume:
             await asyncio.to_thread(keeper.take_lease, manifest.id)
+        alone = before is None
         fits, why_at_once = await _lazy_fit(manifest, check) if request.lazy else (None, "")
         lazily = fits is not None
-        if fits is None:
-            fits = await sharing.fitting(keeper, progress, check)
+        fitting = asyncio.create_task(_fitting(starting, keeper, progress, check) if fits is None else _known(fits))
+        way_back.push_async_callback(_give_up, fitting)
+        if not alone:  # else it is read meanwhile
+            await fitting
         progress.watch.begin("keep")
         kept = Kept() if request.discard else await keep_unsaved(keeper, operation, request, progress, on_progress)
         progress.watch.begin("room")
         beside = bool(leaving) and not request.in_place and not keeper.launch.job
-        beside = beside and await _has_room(keeper, manifest, fits, lazily)
+        beside = beside and await _has_room(keeper, manifest, await fitting, lazily)
         predecessor = Predecessor(keeper, progress, name, request.cell)
         way_back.push_async_callback(predecessor.stay)
         if beside:
             predecessor.get_ready(leaving)
-        of = functools.partial(PreparedRestore.of, keeper, store, manifest, files, program, fits, leaving, progress)
-        verified = await of(lazily=lazily, beside=beside, alone=before is None, writers=writers)
+        of = functools.partial(PreparedRestore.of, keeper, store, manifest, files, program, fitting, leaving, progress)
+        verified = await of(lazily=lazily, beside=beside, alone=alone, writers=writers)
         if verified.memory is None:
             await asyncio.to_thread(writers.close)
         way_back.push_async_callback(verified.discard)
@@ -169,7 +172,7 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
         undoing = way_back.pop_all()
         return _Prepared(
             *(keeper, operation, request, progress, program, leaving, predecessor, verified, kept.name, undoing),
-            came_up_alone=before is None,
+            came_up_alone=alone,
         )
 
 
@@ -452,6 +455,26 @@ async def _until_awake(keeper: Keeper, waking: asyncio.Task[Woken]) -> None:
         if keeper.channel is not None:
             await tell_not_woken(keeper.channel, e)
         raise
+
+
+async def _fitting(
+    starting: Awaitable[None],
+    keeper: Keeper,
+    progress: OperationProgress,
+    check: Callable[[], preflight.PreflightResult],
+) -> preflight.PreflightResult:
+    """Return that the snapshot fits this machine, when what calls the driver has started. Raises as `fitting`."""
+    await starting
+    return await sharing.fitting(keeper, progress, check)
+
+
+async def _known(fits: preflight.PreflightResult) -> preflight.PreflightResult:
+    return fits
+
+
+async def _give_up(task: asyncio.Task[preflight.PreflightResult]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _start_workers(keeper: Keeper, store: Store, key: str) -> None:

@@ -93,10 +93,11 @@ async def _bring_up(
     manifest, request = await asyncio.to_thread(plan_restore, keeper.store, name)
     program = await asyncio.to_thread(usable_criu, COMES_BACK)
     check = functools.partial(preflight.check_machine, manifest, request, keeper.launch, keeper.worker, program, [])
-    fits = await sharing.fitting(keeper, progress, functools.partial(check, keeper.marks, gpus))
+    fitting = asyncio.create_task(sharing.fitting(keeper, progress, functools.partial(check, keeper.marks, gpus)))
+    await fitting
     async with contextlib.AsyncExitStack() as undoing:
         undoing.callback(keeper.without_kernel)
-        verified = await PreparedRestore.of(keeper, keeper.store, manifest, request, program, fits, [], progress)
+        verified = await PreparedRestore.of(keeper, keeper.store, manifest, request, program, fitting, [], progress)
         undoing.push_async_callback(verified.discard)
         snapshot = verified.snapshot
         await progress.enter("restoring")
