@@ -150,6 +150,18 @@ def test_all_processes_of_a_job_park_and_come_back(start_job: Callable[..., Job]
     all_go_on(job, "1", "2", "3")
 
 
+def test_a_job_that_does_not_fit_is_refused_though_it_is_read_meanwhile(start_job: Callable[..., Job]) -> None:
+    job = start_job("1", "2")
+    job.save("here")
+    job.kill()
+    refused = run("restore", job.name, "here", "--gpu", "7", "--json").json["error"]
+    assert refused["kind"] == "Refused"
+    assert job.told()["state"] == "ended"
+    assert Store(settings.store_dir()).check().faults == []
+    job.restore("here")
+    all_go_on(job, "1", "2")
+
+
 def test_a_process_that_does_not_come_is_left_to_the_driver(start_job: Callable[..., Job], worker: str) -> None:
     job = start_job("1", "2", "4")
     job.save("here")
