@@ -171,7 +171,10 @@ def build(library: Path) -> None:
     """Compile the made-up driver."""
     rest = library.with_name("rest.h")
     rest.write_text("\n".join(f"SUM({name}, {number})" for number, name in enumerate(OTHERS)))
+    # Most of what it does is to hash: with its loops unrolled that takes two thirds of the processor's time.
+    hashes = library.with_name("hashes.o")
+    subprocess.run(["cc", "-O3", "-funroll-loops", "-fPIC", "-c", "-o", hashes, "-x", "c", _HASHES], check=True)
     flags = ["-w", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", f'-DREST="{rest}"']
-    subprocess.run(["cc", *flags, "-o", str(library), "-x", "c", str(_SOURCE), str(_HASHES), "-ldl"], check=True)
+    subprocess.run(["cc", *flags, "-o", library, _SOURCE, hashes, "-ldl"], check=True)
     nvml = ["-w", "-shared", "-fPIC", "-o", str(library.with_name("libnvidia-ml.so.1"))]
     subprocess.run(["cc", *nvml, str(_SOURCE.with_name("made_up_nvml.c"))], check=True)

@@ -412,8 +412,8 @@ def test_what_a_holder_that_was_killed_had_not_copied_is_read_from_where_it_is(s
     assert _blocks(process) == before
 
 
-ON_TWO = "[(on(n % 2), alloc((2 + 2 * (n % 3) << 20) if n else 600 << 20)) for n in range(150)]"
-"""One of 600 MiB among many, on two GPUs."""
+ON_TWO = "[(on(n % 2), alloc((2 + 2 * (n % 3) << 20) if n else 300 << 20)) for n in range(150)]"
+"""One of 300 MiB, which is parked in two parts, among many, on two GPUs."""
 MARK = "[mark(n, n % 250 + 1) for n in range(150)]"
 MARKS = [[n % 250 + 1] * 3 for n in range(150)]
 OWN, BOTH = {0: [0b01] * 2, 1: [0b10] * 2}, [0b11] * 2
@@ -425,6 +425,7 @@ def test_memory_of_two_gpus_comes_back_to_each_with_access_for_both(start: Start
     process.ask(f"{ON_TWO}, {MARK}")
     sizes = [sum(size for _, size in process.ask("blocks")[gpu::2]) for gpu in (0, 1)]
     assert [size for _, size in process.ask("places()")] == sizes
+    assert process.ask("ours.gpuckpt_part_at(ctypes.c_uint64(blocks[0][0]))") == 256 * MIB, "of two parts"
     free = process.ask("free()")
     assert [(1 << 40) - left for left in free] == sizes
     for _ in range(2):
@@ -577,11 +578,12 @@ def test_what_is_not_parked_has_access_again_afterwards_and_what_is_made_meanwhi
 
 @pytest.mark.parametrize("free", [0, 20 * MIB, GIB], ids=["none", "some", "all"])
 def test_two_gpus_need_not_have_room_for_anything_twice(start: Start, free: int) -> None:
-    held = start(free=900 * MIB + free, gpus=2)
+    held = start(free=600 * MIB + free, gpus=2)
     process = held.process
     process.ask(f"{ON_TWO}, {MARK}")
-    with_room = [900 * MIB + free - size for _, size in process.ask("places()")]
-    process.ask(f"[(on(n), alloc(left)) for n, left in enumerate({with_room}) if left > {free}]")
+    with_room = [600 * MIB + free - size for _, size in process.ask("places()")]
+    process.ask(f"[(on(n), alloc(left - {free})) for n, left in enumerate({with_room}) if left > {free}]")
+    assert process.ask("free()") == [free] * 2
     held.parks(_found([]))
     held.comes_back()
     assert process.ask("[marks(n) for n in range(150)]") == MARKS
