@@ -160,8 +160,9 @@ class Podman:
         settings = [path for path in ("/etc/ssl/certs", "/etc/pip.conf", "/etc/apt/apt.conf.d") if Path(path).exists()]
         volumes = [word for path in settings for word in ("--volume", f"{path}:{path}:ro")]
         arguments = [word for one in told for word in ("--build-arg", one)]
-        building = ["build", "--network", "host", *volumes, *arguments, *options, "-f", str(ROOT / file), "-t", image]
-        self.does(*building, str(ROOT), timeout=1800)
+        words = [*volumes, *arguments, *options, "-f", str(ROOT / file), "-t", image]
+        # What each step has made would be kept for a next build, which is much of podman's own work in a first one.
+        self.does("build", "--layers=false", "--network", "host", *words, str(ROOT), timeout=1800)
 
     def saves(self, file: Path, *images: str) -> None:
         """Write images into a file that other programs read, with what holds a pod's namespaces."""
