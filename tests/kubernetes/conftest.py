@@ -30,7 +30,7 @@ def images() -> Iterator[Path]:
     assert os.geteuid() == 0, "hosts of their own take root"
     named = yaml.safe_load((ROOT / "deploy/kubernetes/jupyterhub/values.yaml").read_text())["singleuser"]["image"]
     image = f"{named['name']}:{named['tag']}"
-    podman = Podman(Path(os.environ.get("GPUCKPT_PODS", ROOT / ".pods")))
+    podman = Podman(ROOT / ".pods")
     archive = podman.folder / "images.tar"
     try:
         podman.build(image, extras="jupyterhub")

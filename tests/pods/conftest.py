@@ -19,7 +19,7 @@ def built() -> Iterator[Podman]:
     """Podman, with the image."""
     assert (ROOT / ".venv" / "pods" / "ready").exists(), "there is no podman: `make test-pods` fetches it"
     assert os.geteuid() == 0, "podman with the machine's user namespace takes root"
-    podman = Podman(Path(os.environ.get("GPUCKPT_PODS", ROOT / ".pods")))
+    podman = Podman(ROOT / ".pods")
     try:
         podman.build()
         yield podman
