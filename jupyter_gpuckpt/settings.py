@@ -417,7 +417,7 @@ memory_writers: Setting[int | None] = Setting(
     parse_count,
     lambda: None,
     what="how many processes write host memory in a restore; 1: the keeper alone",
-    without="one for each processor but three, where there are 8 or more",
+    without="one for each processor but three (16 at most), where there are 8 or more and much is to be written",
     more="internals/criu.md#straight-into-the-process",
 )
 

@@ -22,11 +22,11 @@ from ..errors import RestoreFailed
 from . import images, pages
 from .ranges import Range, joined, size_of, within, without
 
-__all__ = ["Placing", "StraightRuns", "plan"]
+__all__ = ["WORTH_IT", "Placing", "StraightRuns", "plan"]
 
 _MOST = 2 << 20
 """Bytes that are taken at once: with 8 MiB, writing takes twice as long where there are many threads."""
-_WORTH_IT = 128 << 20
+WORTH_IT = 128 << 20
 """Bytes from which on it is quicker so. A keeper needs up to 30 MB for it, and keeps them."""
 
 
@@ -146,7 +146,7 @@ def plan(
         areas = joined(without(images.plain_areas(mm), theirs))
         found.append(_of_process(pid, pagemap, areas, chunks))
     found = [runs for runs in found if runs.size]
-    return found if sum(runs.size for runs in found) >= _WORTH_IT else []
+    return found if sum(runs.size for runs in found) >= WORTH_IT else []
 
 
 def _of_process(pid: int, pagemap: bytes, areas: Sequence[Range], chunks: Mapping[str, Sequence[int]]) -> StraightRuns:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from ... import settings
 from ...errors import GpuckptError
 from ...freeze.line_program import LineProgram
+from ...freeze.straight_runs import WORTH_IT
 from ...linux import memory
 from ...snapshots.saved import processes_of
 from ...store import Store, workers
@@ -20,13 +21,18 @@ _FEWEST = 6
 """Processes from which on they are quicker than this one's threads; their start takes a processor 0.2 s."""
 _SHARE = 16 << 20
 """Bytes that each of them has at least."""
+_SOON = 512 << 20
+"""Bytes from which on they are quicker where there is no GPU state: criu is done there before they are ready."""
 _OTHERS = 3
 """Processors that are left to whoever does something else meanwhile."""
 _EACH = 12 << 20
 """Bytes of memory that each of them takes."""
 _ROOM = 1.2
 """Bytes of memory that must be free for each byte that they write."""
+_THREADS = 2 << 30
+"""Bytes that this process's threads write in a second: the program is not waited for longer than they would take."""
 _START = 10.0
+"""Seconds for which it is waited for where it was asked for."""
 _WRITE = 900.0
 """Seconds: a cold disk is slow."""
 
@@ -45,7 +51,8 @@ class MemoryWriters:
 
     def __init__(self) -> None:
         self._program: LineProgram | None = None
-        self._turn = threading.Lock()
+        self._turn, self._hearing = threading.Lock(), threading.Lock()
+        self._patience = 0.0
         self.is_closed = False
         """Whether nobody wants the memory any more."""
 
@@ -55,11 +62,15 @@ class MemoryWriters:
             manifest = store.trusted(name)
         except GpuckptError:
             return  # who needs it is told
-        size = processes_of(manifest).private_bytes
-        chosen = settings.memory_writers()
+        saved, chosen = processes_of(manifest), settings.memory_writers()
+        size = saved.private_bytes
         count = min(chosen or workers(_OTHERS), size // _SHARE)
-        if count < (_FEWEST if chosen is None else 2) or memory.room(os.getpid()).bytes < size * _ROOM + count * _EACH:
+        least = WORTH_IT if saved.cuda or chosen is not None else _SOON
+        if size < least or count < (_FEWEST if chosen is None else 2):
             return
+        if memory.room(os.getpid()).bytes < size * _ROOM + count * _EACH:
+            return
+        self._patience = _START if chosen is not None else size / _THREADS
         with self._turn:
             if not self.is_closed:
                 module = "jupyter_gpuckpt.keeper.operations.memory_writer"
@@ -73,25 +84,27 @@ class MemoryWriters:
         -------
         Whether it is there; where it is not, part of it may be.
         """
-        program = self._program
-        if program is None:
-            return False
-        try:
-            said = program.hear(_START)
-            if said == b"ready":
-                program.tell(b" ".join(b"%d=%d" % both for both in pids.items()))
-                said = program.hear(_WRITE)
-        except TimeoutError:
-            said = b""
-            program.kill()
-        if said != b"written" and not self.is_closed:
-            log.warning("other processes did not write the memory: %s", program.last_words())
-        return said == b"written"
+        with self._hearing:
+            program = self._program
+            if program is None or self.is_closed:
+                return False
+            try:
+                said = program.hear(self._patience)
+                if said == b"ready":
+                    program.tell(b" ".join(b"%d=%d" % both for both in pids.items()))
+                    said = program.hear(_WRITE)
+            except TimeoutError:
+                said = b""
+                program.kill()
+            if said != b"written" and not self.is_closed:
+                log.warning("other processes did not write the memory: %s", program.last_words())
+            return said == b"written"
 
     def close(self) -> None:
         """End them, also in the middle; more than once is harmless."""
         with self._turn:
-            if not self.is_closed and self._program is not None:
+            was_closed, self.is_closed = self.is_closed, True
+            if self._program is not None and not was_closed:
                 self._program.kill()
-                self._program.close()
-            self.is_closed = True
+                with self._hearing:  # who hears it hears its end, and not what has the number of its pipe then
+                    self._program.close()
