@@ -240,6 +240,21 @@ def test_they_end_where_the_restore_is_cancelled(several: None, notebook: Notebo
     assert notebook.value("digest() == d") == "True"
 
 
+def test_they_end_with_a_keeper_that_is_killed(several: None, notebook: Notebook, criu: Criu) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    with criu.held_at("restore", "start") as until_there:
+        asked = Asked(notebook, "%gpuckpt restore here --discard")
+        until_there()
+        (program,) = _writers(notebook)
+        wait_until(lambda: len(program.children()) == 3, what="they never began")
+        begun = [program, *program.children()]
+        notebook.kill_keeper()
+        assert psutil.wait_procs(begun, 10)[1] == []
+    assert asked.answer(120)["status"] == "error"
+    assert notebook.value("digest() == d") == "True"
+
+
 _JOB = f"""
 import hashlib, os, sys, time
 data = bytearray(os.urandom({150 * MIB})); d = hashlib.blake2b(data).hexdigest()

@@ -9,6 +9,7 @@ reads all of it itself, and finds what is wrong.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -48,13 +49,15 @@ def main(root: str, name: str, snapshot_id: str, count: str) -> None:
     writers = [os.fork() or _be_writer(here, begin, line, pids, files, share) for share in shares]
     print("ready", flush=True)
     told = sys.stdin.buffer.readline(_LINE)
+    ended = [1]
     if told.endswith(b"\n"):
         line.write(told)
         os.write(tell, b"!" * len(writers))
         ended = [os.waitpid(writer, 0)[1] for writer in writers]
-        files.close()
-        print("written" if not any(ended) else "not written", flush=True)
-    os._exit(0)  # at once: the one that started it waits for its end
+    files.close()
+    with contextlib.suppress(BrokenPipeError):  # nobody wants it any more
+        print("not written" if any(ended) else "written", flush=True)
+    os._exit(0)  # at once: the one that started it waits for its end; what still waits ends with it
 
 
 def _be_writer(
