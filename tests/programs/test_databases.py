@@ -1,12 +1,15 @@
-"""Redis and PostgreSQL, started by a cell."""
+"""Redis, MariaDB, Mosquitto and PostgreSQL, started by a cell."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from copies import forking
 from job_programs import free_port
 from notebooks import Notebook
+
+from jupyter_gpuckpt.errors import Refused
 
 REDIS = """
 import subprocess, redis
@@ -46,6 +49,91 @@ def test_redis_has_its_keys_connections_and_subscribers(notebook: Notebook, tmp_
         (copy,) = fork(notebook)
         for one in (copy, notebook):
             assert one.value(check) == "b'green' True b'more' 2 1"
+
+
+MARIADB = """
+import pymysql, subprocess, time
+folder = "{folder}/data"
+subprocess.run(["mariadb-install-db", "--user=root", "--datadir=" + folder], check=True, capture_output=True)
+server = subprocess.Popen(
+    ["mariadbd", "--no-defaults", "--user=root", "--datadir=" + folder, "--socket={folder}/socket", "--port={port}",
+     "--bind-address=127.0.0.1"], stderr=subprocess.PIPE, text=True,
+)
+for line in server.stderr:
+    if "ready for connections" in line:
+        break
+def connect():
+    return pymysql.connect(unix_socket="{folder}/socket", user="root")
+connect().cursor().execute("create user me@localhost")
+connect().cursor().execute("grant all on *.* to me@localhost")
+client = pymysql.connect(host="127.0.0.1", port={port}, user="me", autocommit=True).cursor()
+client.execute("create database words")
+client.execute("create table words.known (word varchar(400))")
+client.execute("insert into words.known values ('first')")
+other = connect()
+changing = other.cursor()  # a transaction that is open
+changing.execute("insert into words.known values ('second')")
+def known(cursor):
+    cursor.execute("select word from words.known order by word")
+    return [word for word, in cursor.fetchall()]
+"""
+
+
+def test_mariadb_goes_on_with_its_connections_and_transactions(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(MARIADB.format(port=free_port("tcp"), folder=tmp_path))
+    notebook.run("%gpuckpt save here")
+    for _ in range(2):
+        assert notebook.value("known(client), known(changing)") == "['first'] ['first', 'second']"
+        notebook.run("other.commit()")
+        notebook.run("client.executemany('insert into words.known values (%s)', [('x' * 400,)] * 20_000)")
+        assert notebook.value("len(known(client))") == "20002"
+        restored = notebook.run("%gpuckpt restore here --discard").text
+        assert "Files that the kernel uses have changed since the save: " in restored
+        assert str(tmp_path / "data") in restored
+    notebook.run("client.execute('check table words.known')")
+    assert notebook.value("client.fetchall()") == "(('words.known', 'check', 'status', 'OK'),)"
+    with forking() as fork, pytest.raises(Refused, match=r"Only one program can have these files locked: .*ibdata1"):
+        fork(notebook)
+
+
+MOSQUITTO = """
+import queue, subprocess, time
+import paho.mqtt.client as mqtt
+with open("{folder}/settings", "w") as settings:
+    settings.write("listener {port} 127.0.0.1\\nallow_anonymous true\\nuser root\\n")
+broker = subprocess.Popen(["mosquitto", "-c", "{folder}/settings"])
+heard, there = queue.Queue(), queue.Queue()
+client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2)
+client.on_message = lambda client, _, message: heard.put(message.payload)
+client.on_subscribe = lambda *_: there.put(True)
+client.on_disconnect = lambda *_: heard.put(b"disconnected")
+while True:
+    try:
+        client.connect("127.0.0.1", {port}, keepalive=2)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+client.loop_start()
+client.subscribe("news", 1)
+assert there.get(timeout=20)
+def tell(what):
+    client.publish("news", what, qos=2).wait_for_publish(20)
+    return heard.get(timeout=20)
+"""
+
+
+def test_mosquitto_and_its_subscribers_go_on(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(MOSQUITTO.format(port=free_port("tcp"), folder=tmp_path))
+    assert notebook.value("tell('before')") == "b'before'"
+    notebook.run("%gpuckpt save here")
+    assert notebook.value("tell('after')") == "b'after'"
+    for word in ("one", "two"):
+        notebook.run("%gpuckpt restore here --discard")
+        assert notebook.value(f"tell({word!r})") == f"b{word!r}"
+    with forking() as fork:
+        (copy,) = fork(notebook)
+        for one in (copy, notebook):
+            assert one.value("tell('more')") == "b'more'"
 
 
 POSTGRES = """
