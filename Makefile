@@ -138,10 +138,10 @@ test-programs: setup .venv/programs-ready
 .venv/programs-ready: $(READY) tests/programs/requirements.txt
 	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
 		{ echo 'The programs come from Debian or Ubuntu, by apt-get as root.'; exit 1; }
-	@echo 'Installing Java, Redis, MariaDB, Mosquitto, PostgreSQL, Open MPI, and packages into .venv (some minutes, once) ...'
+	@echo 'Installing Java, Redis, MariaDB, etcd, Mosquitto, PostgreSQL, Open MPI, and packages into .venv (some minutes, once) ...'
 	@apt-get update -qq
 	@DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-		default-jre-headless mariadb-server mosquitto openmpi-bin postgresql redis-server >/dev/null
+		default-jre-headless etcd-client etcd-server mariadb-server mosquitto openmpi-bin postgresql redis-server >/dev/null
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r tests/programs/requirements.txt '$(TORCH)'
 	@touch $@
 

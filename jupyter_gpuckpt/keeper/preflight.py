@@ -19,7 +19,7 @@ from ..freeze.criu_program import CriuProgram, version_text
 from ..freeze.tcp_connections import Connections, Pair
 from ..linux import memory, proc, processes
 from ..snapshots import needs
-from ..snapshots.databases import DUCKDB, log_of
+from ..snapshots.databases import DUCKDB, REMEMBERED, log_of
 from ..snapshots.naming import NOT_RESTORED as _NOT_RESTORED
 from ..snapshots.naming import refuse_other_kind
 from ..snapshots.needs import ELSEWHERE, Marks, NeededFile
@@ -558,7 +558,7 @@ def check_files(snapshot: Snapshot, root: Path) -> None:
 
 
 def _same_files(files: Sequence[NeededFile], root: Path) -> None:
-    _duckdb_as_it_was(files, root)
+    _databases_as_they_were(files, root)
     wrong = sorted({change for change in (needs.difference(file, root) for file in files) if change})
     if wrong:
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -571,21 +571,20 @@ def _same_files(files: Sequence[NeededFile], root: Path) -> None:
         )
 
 
-def _duckdb_as_it_was(files: Sequence[NeededFile], root: Path) -> None:
+def _databases_as_they_were(files: Sequence[NeededFile], root: Path) -> None:
     paths = {file.path for file in files}
     for file in files:
-        if file.database != DUCKDB or not file.writable or file.mtime is None:
+        if file.database not in REMEMBERED or not file.writable or file.mtime is None:
             continue
-        if why := needs.obstacle_in_duckdb(file, paths, root):
-            log = log_of(file.path)
+        if why := needs.obstacle_in_database(file, paths, root):
+            both = " and ".join(path for path in (file.path, log_of(file.path, file.database)) if path)
             raise Refused(
                 _NOT_RESTORED,
-                f"The {{kernel}} has {file.path} open, a database of DuckDB's, and would use it as it was at the save. "
-                f"But {why}: the {{kernel}} would destroy it.",
-                f"Move it and {log} away, if they are there, and restore again: the snapshot has a copy from the save."
+                f"The {{kernel}} has {file.path} open, a database of {file.database}'s, and would use it as it was at "
+                f"the save. But {why}: the {{kernel}} would destroy it.",
+                f"Move {both} away, and restore again: the snapshot has a copy from the save."
                 if file.kept
-                else "Put back a copy from before, or restore an earlier snapshot. CHECKPOINT and close the database "
-                "before you save.",
+                else "Put back a copy from before, or restore an earlier snapshot. Close the database before you save.",
                 files=[file.path],
             )
 

@@ -1,4 +1,4 @@
-"""Databases that a kernel has open: those of SQLite, DuckDB and LMDB, which have files of their own beside them."""
+"""Databases that a kernel has open, some with files of their own beside them: of SQLite, DuckDB, LMDB and bbolt."""
 
 from __future__ import annotations
 
@@ -11,14 +11,31 @@ from blake3 import blake3
 
 from ..freeze.images import Lock
 
-__all__ = ["DUCKDB", "SQLITE", "changing", "heads", "is_index", "kind", "log_of", "main_of", "written_by_lmdb"]
+__all__ = [
+    "DUCKDB",
+    "REMEMBERED",
+    "SQLITE",
+    "changing",
+    "heads",
+    "is_index",
+    "kind",
+    "log_of",
+    "main_of",
+    "written_by_lmdb",
+]
 
-SQLITE, DUCKDB, LMDB = "SQLite", "DuckDB", "LMDB"
+SQLITE, DUCKDB, LMDB, BBOLT = "SQLite", "DuckDB", "LMDB", "bbolt"
+
+REMEMBERED = (DUCKDB, BBOLT)
+"""Who has one of these open for writing has in memory what is free in the file, and would destroy a later one."""
 
 _BESIDE = {SQLITE: ("-wal", "-shm", "-journal"), DUCKDB: (".wal",)}
 _LMDB_MARK = b"\xde\xc0\xef\xbe"
-# https://www.sqlite.org/fileformat.html, DuckDB's MainHeader, and LMDB's MDB_meta behind the header of its page
-_MARKS = ((0, b"SQLite format 3\0", SQLITE), (8, b"DUCK", DUCKDB), (16, _LMDB_MARK, LMDB))
+_BBOLT_MARK = b"\xed\xda\x0c\xed"
+# https://www.sqlite.org/fileformat.html, DuckDB's MainHeader, and behind the headers of their pages LMDB's MDB_meta and
+# bbolt's (https://github.com/etcd-io/bbolt, internal/common/meta.go: magic, version, size of a page)
+_MARKS = ((0, b"SQLite format 3\0", SQLITE), (8, b"DUCK", DUCKDB), (16, _LMDB_MARK, LMDB), (16, _BBOLT_MARK, BBOLT))
+_BBOLT_PAGE = struct.Struct("<24xI")
 # LMDB's MDB_txninfo: where the writer's lock begins, and of glibc's pthread_mutex_t who holds it, and its kind
 _LMDB_WRITER = struct.Struct("<64xI12xI")
 _HOLDER, _ROBUST = 0x3FFFFFFF, 0x10
@@ -27,6 +44,7 @@ _RESERVED = 0x40000001
 _WAL_WRITER = 120
 _HEADS = 3 * 4096
 """Bytes of DuckDB's headers: its MainHeader, and two DatabaseHeaders that are written in turn, counting."""
+_MOST_HEADS = 1 << 20
 
 
 def kind(file: Path) -> str:
@@ -37,17 +55,22 @@ def kind(file: Path) -> str:
 
 
 def heads(file: Path) -> str:
-    """Return the BLAKE3 of the headers of a database of DuckDB's, in hexadecimal. Raises `OSError`.
+    """Return the BLAKE3 of the headers of a database of DuckDB's or bbolt's, in hexadecimal. Raises `OSError`.
 
-    A checkpoint writes one of them last of all, and nothing else does: until then all that they lead to stays as it is.
+    A checkpoint, or in bbolt a commit, writes one of them last of all, and nothing else does: until then all that they
+    lead to stays as it is.
     """
     with file.open("rb") as f:
-        return blake3(f.read(_HEADS)).hexdigest()
+        head = f.read(_BBOLT_PAGE.size)
+        # Two pages that are written in turn.
+        is_bbolt = head[16:].startswith(_BBOLT_MARK) and len(head) == _BBOLT_PAGE.size
+        size = min(2 * _BBOLT_PAGE.unpack(head)[0], _MOST_HEADS) if is_bbolt else _HEADS
+        return blake3(head + f.read(max(0, size - len(head)))).hexdigest()
 
 
-def log_of(duckdb: str) -> str:
-    """Return the path of the log of a database of DuckDB's."""
-    return duckdb + _BESIDE[DUCKDB][0]
+def log_of(path: str, kind: str = DUCKDB) -> str:
+    """Return the path of the log of a database; empty where those of that kind have none."""
+    return path + _BESIDE[DUCKDB][0] if kind == DUCKDB else ""
 
 
 def main_of(path: str, databases: Iterable[tuple[str, str]]) -> str:

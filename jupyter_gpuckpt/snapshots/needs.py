@@ -31,7 +31,7 @@ __all__ = [
     "difference",
     "from_json",
     "marked",
-    "obstacle_in_duckdb",
+    "obstacle_in_database",
     "of_images",
     "of_snapshot",
     "to_json",
@@ -60,8 +60,8 @@ class NeededFile:
         have another size by the time of the restore.
     mapped : whether memory of a saved process lies in it: it must not be shorter then. Old snapshots do not say.
     build_id : of a program or library, in hexadecimal; else empty.
-    hash : the BLAKE3 of its bytes, in hexadecimal, where it has no build id, is small and not `writable`; of one of
-        DuckDB's that is, of its headers; else empty.
+    hash : the BLAKE3 of its bytes, in hexadecimal, where it has no build id, is small and not `writable`; of a database
+        that is, and is `databases.REMEMBERED`, of its headers; else empty.
     mtime : when it was last written, in nanoseconds, as stat(2) has it; 0 where it was written again at once, and None
         where nothing is known of that.
     database : whose database it is, where it is one (`databases.kind`).
@@ -165,7 +165,7 @@ def _marked(file: NeededFile, root: Path, marks: Marks, frozen: int, in_transact
         built, digest = ("", "") if file.writable or not is_as_taken else marks.of(at, now)
         database = "" if built else databases.kind(at)
         mtime = now.st_mtime_ns if is_as_taken and now.st_mtime_ns < frozen else 0
-        if file.writable and database == databases.DUCKDB and mtime:
+        if file.writable and database in databases.REMEMBERED and mtime:
             digest = databases.heads(at)
     except OSError:
         return file
@@ -250,20 +250,19 @@ def _begins_as(file: NeededFile, at: Path) -> bool:
         return blake3(f.read(file.size)).hexdigest() == file.hash
 
 
-def obstacle_in_duckdb(file: NeededFile, files: Container[str], root: Path) -> str:
-    """Return why a database of DuckDB's that was open for writing cannot be gone on with; empty where nothing is wrong.
+def obstacle_in_database(file: NeededFile, files: Container[str], root: Path) -> str:
+    """Return why a database that was open for writing, and is `REMEMBERED`, cannot be gone on with; empty where it can.
 
-    DuckDB has in memory what is where in the file, and what is free in it: from there it would destroy one that went
-    on. `files` are the paths of all that the snapshot needs.
+    `files` are the paths of all that the snapshot needs.
     """
-    at, log = root / file.path[1:], databases.log_of(file.path)
+    at, log = root / file.path[1:], databases.log_of(file.path, file.database)
     try:
         now = at.stat()
         is_as_was = databases.heads(at) == file.hash if file.hash else now.st_mtime_ns == file.mtime
         return "" if is_as_was and now.st_size >= (file.size or 0) else "it was written to since"
     except FileNotFoundError:
         # Made again, it would be read with a log that is not its own.
-        is_strange = file.kept and log not in files and os.path.lexists(root / log[1:])
+        is_strange = file.kept and log and log not in files and os.path.lexists(root / log[1:])
         return f"it is gone, but its log ({log}) exists" if is_strange else ""
     except OSError as e:
         return f"{e.strerror}"

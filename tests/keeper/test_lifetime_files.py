@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -253,10 +254,28 @@ def test_a_database_of_duckdb_is_gone_on_with_only_as_it_was(notebook: Notebook,
     log.unlink()
     answer = refused(notebook)
     assert "it was written to since: the kernel would destroy it" in answer
-    assert f"Move it and {log} away" in answer
+    assert f"Move {path} and {log} away" in answer
     path.unlink()
     notebook.run("%gpuckpt restore here")
     assert (path.read_bytes(), log.read_bytes()) == (as_saved, b"rows")
+
+
+def test_a_database_of_bbolt_is_gone_on_with_only_as_it_was(notebook: Notebook, tmp_path: Path) -> None:
+    path = tmp_path / "member.db"
+    page = bytes(16) + b"\xed\xda\x0c\xed" + struct.pack("<II", 2, 4096)  # a meta page begins so
+    as_saved = (page.ljust(4096, b"0") + page.ljust(4096, b"1")).ljust(32768, b"2")
+    path.write_bytes(as_saved)
+    notebook.run(f"f = open({str(path)!r}, 'r+b')")
+    assert "bbolt" not in notebook.run("%gpuckpt save here").text
+    notebook.run("f.seek(8192); f.write(b'a page that was free'); f.flush()")
+    assert f"{path}, a database of bbolt's (written to since" in notebook.run("%gpuckpt restore here").text
+    notebook.run("f.seek(4096 + 100); f.write(b'a commit'); f.flush()")
+    answer = refused(notebook)
+    assert "a database of bbolt's, and would use it as it was at the save. But it was written to since" in answer
+    assert f"Move {path} away" in answer
+    path.unlink()
+    notebook.run("%gpuckpt restore here")
+    assert path.read_bytes() == as_saved
 
 
 def test_a_log_of_duckdb_is_not_joined_with_another_database(notebook: Notebook, tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
-"""Redis, MariaDB, Mosquitto and PostgreSQL, started by a cell."""
+"""Redis, MariaDB, etcd, Mosquitto and PostgreSQL, started by a cell."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from copies import forking
 from job_programs import free_port
-from notebooks import Notebook
+from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt.errors import Refused
 
@@ -94,6 +95,45 @@ def test_mariadb_goes_on_with_its_connections_and_transactions(notebook: Noteboo
     assert notebook.value("client.fetchall()") == "(('words.known', 'check', 'status', 'OK'),)"
     with forking() as fork, pytest.raises(Refused, match=r"Only one program can have these files locked: .*ibdata1"):
         fork(notebook)
+
+
+ETCD = """
+import subprocess
+address, peers = "http://127.0.0.1:{port}", "http://127.0.0.1:{other}"
+server = subprocess.Popen(
+    ["etcd", "--data-dir", "{folder}/data", "--listen-client-urls", address, "--advertise-client-urls", address,
+     "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default=" + peers],
+    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+)
+def ask(*words):
+    command = ["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", address, *words]
+    return subprocess.run(command, capture_output=True, text=True)
+while ask("endpoint", "health").returncode:
+    pass
+def known(key):
+    return ask("get", key, "--print-value-only").stdout.strip()
+ask("put", "colour", "green")
+"""
+
+
+def test_etcd_goes_on_with_its_database_as_it_was(notebook: Notebook, tmp_path: Path) -> None:
+    """It has a database of bbolt's open, in which a commit would overwrite what others have written since."""
+    notebook.run(ETCD.format(port=free_port("tcp"), other=free_port("tcp"), folder=tmp_path))
+    database = tmp_path / "data" / "member" / "snap" / "db"
+    wait_until(lambda: time.time() - database.stat().st_mtime > 1, what="it never comes to rest")
+    notebook.run("%gpuckpt save here")
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("known('colour')") == "green"
+    before = database.stat().st_mtime_ns
+    notebook.run("ask('put', 'colour', 'red')")
+    wait_until(lambda: database.stat().st_mtime_ns > before, what="it never commits")
+    refused = notebook.fails("%gpuckpt restore here --discard")
+    assert refused.ename == "Refused"
+    assert f"has {database} open, a database of bbolt's" in refused.text
+    assert notebook.value("known('colour')") == "red"
+    database.rename(tmp_path / "away")
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("known('colour')") == "green"
 
 
 MOSQUITTO = """

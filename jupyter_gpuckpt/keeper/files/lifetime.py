@@ -70,16 +70,16 @@ def keep(
 
 
 def _torn(needed: Sequence[NeededFile], root: Path) -> set[str]:
-    """Return the paths of DuckDB's databases, and of their logs, that were written to before all of them was read."""
+    """Return the paths of databases that are `REMEMBERED`, and of their logs, written to before all of it was read."""
     found = set()
     for file in needed:
-        if file.database == databases.DUCKDB:
+        if file.database in databases.REMEMBERED:
             try:
                 is_whole = (root / file.path[1:]).stat().st_mtime_ns == file.mtime
             except OSError:
                 is_whole = False
             if not is_whole:
-                found |= {file.path, databases.log_of(file.path)}
+                found |= {file.path, databases.log_of(file.path, file.database)}
     return found
 
 

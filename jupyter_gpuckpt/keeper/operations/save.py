@@ -37,7 +37,7 @@ from ...operations.requests import Save
 from ...operations.results import Saved
 from ...operations.results import Taken as TakenSoFar
 from ...snapshots import comparison, kept_files, needs
-from ...snapshots.databases import DUCKDB
+from ...snapshots.databases import REMEMBERED
 from ...snapshots.naming import choose_key
 from ...snapshots.saved import OwnFiles, SavedCell, SavedKernel, SavedMachine
 from ...snapshots.summary import held_by, is_automatic, is_of, summary
@@ -330,10 +330,10 @@ def _about_files(needed: Sequence[needs.NeededFile], large: Sequence[str]) -> li
         if file.in_transaction and file.database
     ]
     notes += [
-        f"DuckDB has {file.path} open, and the snapshot has no copy of it: it cannot be restored once that was written "
-        "to. Close the database before you save, or copy the file, too."
+        f"{file.database} has {file.path} open, and the snapshot has no copy of it: it cannot be restored once that "
+        "was written to. Close the database before you save, or copy the file, too."
         for file in needed
-        if file.database == DUCKDB and file.writable and not file.kept
+        if file.database in REMEMBERED and file.writable and not file.kept
     ]
     if large:
         more = f" and {len(large) - 1} more" if len(large) > 1 else ""
