@@ -64,7 +64,7 @@ def heads(file: Path) -> str:
         head = f.read(_BBOLT_PAGE.size)
         # Two pages that are written in turn.
         is_bbolt = head[16:].startswith(_BBOLT_MARK) and len(head) == _BBOLT_PAGE.size
-        size = min(2 * _BBOLT_PAGE.unpack(head)[0], _MOST_HEADS) if is_bbolt else _HEADS
+        size = min(2 * max(4096, _BBOLT_PAGE.unpack(head)[0]), _MOST_HEADS) if is_bbolt else _HEADS
         return blake3(head + f.read(max(0, size - len(head)))).hexdigest()
 
 
