@@ -33,6 +33,7 @@ __all__ = [
     "PackReader",
     "PackWriter",
     "entries",
+    "forget_rooms",
     "plausible",
     "verified",
 ]
@@ -327,6 +328,11 @@ def _buffer(of: Literal["stored", "decoded", "base"], size: int) -> memoryview:
         setattr(_local, of, memoryview(bytearray(CHUNK)))
     found: memoryview = getattr(_local, of)
     return found[:size]
+
+
+def forget_rooms() -> None:
+    """Give up this thread's rooms: it may live for long, and seldom reads."""
+    _local.__dict__.clear()
 
 
 def entries(path: Path) -> Iterator[tuple[bytes, Location]]:

@@ -18,7 +18,7 @@ from .durable import read_small
 from .index import DamagedPart, Index, Part, from_packs, merge, open_part, read_index, sizes_of
 from .layout import Layout
 from .manifest import Manifest
-from .pack import Location, PackReader
+from .pack import Location, PackReader, forget_rooms
 
 __all__ = [
     "Parts",
@@ -165,15 +165,18 @@ def read_whole(layout: Layout, manifest: Manifest, contents: Contents, index: In
         if contents.size_of(path) > _MAX_WHOLE:
             raise damage(manifest, path, f"it has {contents.size_of(path)} bytes, more than such a file ever has")
     reader = PackReader(layout.packs, index)
-    return {
-        path: b"".join(
-            bytes(chunk.size)
-            if chunk.hash == HOLE
-            else bytes(read_chunk(manifest, reader, path, chunk, index[chunk.hash]))
-            for chunk in chunks
-        )
-        for path, chunks in contents.files.items()
-    }
+    try:
+        return {
+            path: b"".join(
+                bytes(chunk.size)
+                if chunk.hash == HOLE
+                else bytes(read_chunk(manifest, reader, path, chunk, index[chunk.hash]))
+                for chunk in chunks
+            )
+            for path, chunks in contents.files.items()
+        }
+    finally:
+        forget_rooms()
 
 
 class Parts:
