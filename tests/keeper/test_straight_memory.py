@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -182,6 +183,17 @@ def _writers(notebook: Notebook) -> list[psutil.Process]:
     return [one for one in keeper.children() if any("memory_writer" in word for word in one.cmdline())]
 
 
+@contextlib.contextmanager
+def _restore_held(notebook: Notebook, criu: Criu) -> Iterator[tuple[Asked, list[psutil.Process]]]:
+    """Give a restore that is held before criu begins, and the program whose processes wait, with these."""
+    with criu.held_at("restore", "start") as until_there:
+        asked = Asked(notebook, "%gpuckpt restore here --discard")
+        until_there()
+        (program,) = _writers(notebook)
+        wait_until(lambda: len(program.children()) == 3, what="they never began")
+        yield asked, [program, *program.children()]
+
+
 def test_several_processes_write_it(several: None, notebook: Notebook) -> None:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
@@ -212,13 +224,8 @@ def test_where_they_are_killed_the_keeper_writes(several: None, notebook: Notebo
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
     notebook.run(CHANGE)
-    with criu.held_at("restore", "start") as until_there:
-        asked = Asked(notebook, "%gpuckpt restore here --discard")
-        until_there()
-        (program,) = _writers(notebook)
-        wait_until(lambda: len(program.children()) == 3, what="they never began")
-        begun = program.children()
-        program.kill()
+    with _restore_held(notebook, criu) as (asked, begun):
+        begun[0].kill()
     assert asked.answer(120)["status"] == "ok"
     assert notebook.value("digest() == d") == "True"
     assert "straight into 1 processes, by 1" in log(notebook)
@@ -228,12 +235,7 @@ def test_where_they_are_killed_the_keeper_writes(several: None, notebook: Notebo
 def test_they_end_where_the_restore_is_cancelled(several: None, notebook: Notebook, criu: Criu) -> None:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
-    with criu.held_at("restore", "start") as until_there:
-        asked = Asked(notebook, "%gpuckpt restore here --discard")
-        until_there()
-        (program,) = _writers(notebook)
-        wait_until(lambda: len(program.children()) == 3, what="they never began")
-        begun = [program, *program.children()]
+    with _restore_held(notebook, criu) as (asked, begun):
         notebook.manager.interrupt_kernel()
         assert asked.answer(120)["status"] == "error"
         assert psutil.wait_procs(begun, 10)[1] == []
@@ -243,12 +245,7 @@ def test_they_end_where_the_restore_is_cancelled(several: None, notebook: Notebo
 def test_they_end_with_a_keeper_that_is_killed(several: None, notebook: Notebook, criu: Criu) -> None:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
-    with criu.held_at("restore", "start") as until_there:
-        asked = Asked(notebook, "%gpuckpt restore here --discard")
-        until_there()
-        (program,) = _writers(notebook)
-        wait_until(lambda: len(program.children()) == 3, what="they never began")
-        begun = [program, *program.children()]
+    with _restore_held(notebook, criu) as (asked, begun):
         notebook.kill_keeper()
         assert psutil.wait_procs(begun, 10)[1] == []
     assert asked.answer(120)["status"] == "error"
