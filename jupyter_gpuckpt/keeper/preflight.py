@@ -577,12 +577,13 @@ def _databases_as_they_were(files: Sequence[NeededFile], root: Path) -> None:
         if file.database not in REMEMBERED or not file.writable or file.mtime is None:
             continue
         if why := needs.obstacle_in_database(file, paths, root):
-            both = " and ".join(path for path in (file.path, log_of(file.path, file.database)) if path)
+            log = log_of(file.path, file.database)
+            both = f"{file.path} and {log} away, if they are there," if log else f"{file.path} away"
             raise Refused(
                 _NOT_RESTORED,
                 f"The {{kernel}} has {file.path} open, a database of {file.database}'s, and would use it as it was at "
                 f"the save. But {why}: the {{kernel}} would destroy it.",
-                f"Move {both} away, and restore again: the snapshot has a copy from the save."
+                f"Move {both} and restore again: the snapshot has a copy from the save."
                 if file.kept
                 else "Put back a copy from before, or restore an earlier snapshot. Close the database before you save.",
                 files=[file.path],

@@ -254,7 +254,7 @@ def test_a_database_of_duckdb_is_gone_on_with_only_as_it_was(notebook: Notebook,
     log.unlink()
     answer = refused(notebook)
     assert "it was written to since: the kernel would destroy it" in answer
-    assert f"Move {path} and {log} away" in answer
+    assert f"Move {path} and {log} away, if they are there, and restore again" in answer
     path.unlink()
     notebook.run("%gpuckpt restore here")
     assert (path.read_bytes(), log.read_bytes()) == (as_saved, b"rows")
@@ -272,7 +272,7 @@ def test_a_database_of_bbolt_is_gone_on_with_only_as_it_was(notebook: Notebook, 
     notebook.run("f.seek(4096 + 100); f.write(b'a commit'); f.flush()")
     answer = refused(notebook)
     assert "a database of bbolt's, and would use it as it was at the save. But it was written to since" in answer
-    assert f"Move {path} away" in answer
+    assert f"Move {path} away and restore again" in answer
     path.unlink()
     notebook.run("%gpuckpt restore here")
     assert path.read_bytes() == as_saved
