@@ -93,6 +93,7 @@ class PreparedRestore:
             undoing.push_async_callback(new.discard)
             parked = parked_in(manifest.cuda)
             runs = _straight_runs(request, new, parked, writers) if writers is not None and (beside or alone) else ()
+            # What was parked is read behind the rest, for which it need not be known then where the GPUs have room.
             behind = (beside or alone) and bool(parked) and not lazily
             is_wanted = request.is_wanted_at_once if behind or lazily else request.is_wanted
             needs_gpus = bool(parked) and not behind and not lazily
