@@ -11,6 +11,7 @@ then.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import struct
@@ -25,6 +26,7 @@ from ..errors import DriverError, GpuckptError
 from ..linux.processes import inner_pid, outer_thread
 from . import ptrace
 from .gpu_processes import ended
+from .holder_programs import start_holder
 from .line_program import LineProgram
 from .parking_channel import ParkingChannel, path_of, waits
 from .ranges import Range, size_of
@@ -44,8 +46,9 @@ HASH = 32
 KNOWN, MADE, IN_USE = "known", "made", "in-use"
 """What of the files in the run folder (`path_of`) has the hashes of what need not be copied, those of all that was
 parked, and the ranges of what is brought or awaited that are not zero."""
-WANTED, BORROWED = "wanted", "borrowed"
-"""And which of them has the hashes of all chunks of what is brought, and the ranges of it that were borrowed."""
+WANTED, BORROWED, WRONG = "wanted", "borrowed", "wrong"
+"""And which of them has the hashes of all chunks of what is brought, the ranges of it that were borrowed, and those
+that turned out to be wrong."""
 _RANGE = struct.Struct("<QQ")
 """Where one begins, and its bytes."""
 
@@ -148,6 +151,9 @@ class Parking:
         raise.
     elsewhere : what need not be copied, and the file then lacks; None to copy all but zeros.
     in_use : where what is awaited or brought is not zero; all of it, unless said.
+    wanted : the hashes of all chunks of what is brought; 32 zero bytes for what is no chunk. Where they are not said,
+        nothing is borrowed, and whoever brings it verifies it.
+    program : a program that can hold it, where one was started already (`holder_programs`); it is ended here.
 
     Attributes
     ----------
@@ -166,7 +172,10 @@ class Parking:
         make_whole: Callable[[], None] | None = None,
         elsewhere: Elsewhere | None = None,
         in_use: Sequence[Range] | None = None,
+        wanted: bytes | None = None,
+        program: LineProgram | None = None,
     ) -> None:
+        self._holder = program or start_holder()
         self.parked = parked
         self._elsewhere = elsewhere
         self.hashes = b""
@@ -185,24 +194,19 @@ class Parking:
         self._spare: list[LineProgram] = []
         self._channel = ParkingChannel(run_dir, parked.pid)
         self._socket = 0
-        self._notes = {what: path_of(run_dir, parked.pid, what) for what in (KNOWN, MADE, IN_USE, WANTED, BORROWED)}
+        self._notes = {
+            what: path_of(run_dir, parked.pid, what) for what in (KNOWN, MADE, IN_USE, WANTED, BORROWED, WRONG)
+        }
         self._remove_notes()
         if elsewhere is not None:
             _write(self._notes[KNOWN], elsewhere.hashes)
         if in_use is not None:
             _write(self._notes[IN_USE], b"".join(_RANGE.pack(begin, end - begin) for begin, end in in_use))
+        if wanted is not None:
+            _write(self._notes[WANTED], wanted)
         places = [((gpu_map or {}).get(gpu, gpu), size) for gpu, size in parked.gpus.items()]
         self._gpus = [gpu for gpu, _ in places]
-        every_gpu = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-        self._holder = LineProgram(
-            "jupyter_gpuckpt.freeze.vram_holder",
-            ",".join(f"{gpu}={size}" for gpu, size in places),
-            str(used),
-            file,
-            str(run_dir),
-            str(parked.pid),
-            environment=every_gpu,
-        )
+        self._holder.tell(json.dumps([places, str(used), file, str(run_dir), parked.pid]).encode())
         if self._buffer is not None:
             self._buffer.start(self._holder)
 
@@ -242,6 +246,28 @@ class Parking:
             self._holder.kill()
         return self._holds
 
+    def verify(self) -> bool:
+        """See whether all that was brought is right, and tell whether it is; what is not is to be brought once more.
+
+        Nobody fills a room meanwhile. Where whoever brought it has verified it, it is right.
+        """
+        if self._buffer is None or not self._buffer.verifies or not self._buffer.finish():
+            return True
+        self._holder.tell(b"verify")
+        said, wrong = b"", list[Range]()
+        with contextlib.suppress(TimeoutError):
+            said = self._holder.hear(_COPY_TIMEOUT)
+        if said == b"wrong":
+            wrong = self._ranges(WRONG)
+            log.warning("%d MB of GPU memory are not what was saved; they are read again", size_of(wrong) / 1e6)
+        elif said != b"verified":
+            self._holder.kill()  # the file is read then
+        self._buffer.lacks(wrong, self.parked.size)
+        return not wrong
+
+    def _ranges(self, note: str) -> list[Range]:
+        return [(begin, begin + size) for begin, size in _RANGE.iter_unpack(self._notes[note].read_bytes())]
+
     def preload(self) -> None:
         """Have the bytes brought to the GPU as soon as they are all there, where it has room for them."""
         if self._is_whole and not self._holds and self._holder_is_ready():
@@ -277,14 +303,14 @@ class Parking:
             return None
         return Seen(int(seen[1]), int(seen[2]))
 
-    def borrow(self, lender: int, run_dir: Path, hashes: bytes) -> None:
+    def borrow(self, lender: int, run_dir: Path) -> None:
         """Have the holder copy on the GPUs, of what is to be brought, what another process has there.
 
-        The process (`lender` on this machine, with this run folder) goes on with its memory. The hashes are those of
-        all chunks of what is to be brought; what is copied has been seen to have them. Nobody fills a room of the
-        buffer yet. Where it cannot be done, all is brought.
+        The process (`lender` on this machine, with this run folder) goes on with its memory, which it may write to:
+        what was copied is right when that was seen (`verify`). Nobody fills a room of the buffer yet. Where it cannot
+        be done, all is brought.
         """
-        if self._buffer is None or not self._buffer.until_ready():
+        if self._buffer is None or not self._buffer.until_ready() or not self._buffer.verifies:
             return
         channel = ParkingChannel(run_dir, inner_pid(lender))
         try:
@@ -295,7 +321,6 @@ class Parking:
                 channel.say("no")
                 channel.hear(_ARRIVE_TIMEOUT, b"not")
                 return
-            _write(self._notes[WANTED], hashes)
             sizes = b" ".join(b"%d" % size for _, size in places if size)
             said = self._show(channel, [size for _, size in places], b"borrow %d" % lender, sizes)
         finally:
@@ -303,7 +328,7 @@ class Parking:
         if said != [b"borrowed"]:
             log.warning("no GPU memory of process %d was borrowed: %s", lender, self._holder.last_words())
             return
-        there = [(begin, begin + size) for begin, size in _RANGE.iter_unpack(self._notes[BORROWED].read_bytes())]
+        there = self._ranges(BORROWED)
         self._buffer.has(there)
         log.info("%d of %d MB of GPU memory were there", size_of(there) / 1e6, self.parked.size / 1e6)
 

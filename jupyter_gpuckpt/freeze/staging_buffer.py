@@ -1,7 +1,8 @@
 """Bytes on their way to a GPU through a little memory: threads fill it, and who holds GPU memory empties it.
 
 The memory is a file that both have mapped, cut into rooms of equal size. The program (`vram_holder`) is told which room
-has which bytes of the parked memory, and answers with the room when it has copied them.
+has which bytes of the parked memory, and answers with the room when it has copied them. It may verify all of them, when
+they are there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from pathlib import Path
 from .line_program import LineProgram
 from .ranges import Range, without
 
-__all__ = ["StagingBuffer"]
+__all__ = ["READY", "READY_TO_VERIFY", "StagingBuffer"]
+
+READY, READY_TO_VERIFY = b"ready", b"ready to verify"
+"""What the program says first: whether it can verify what it is brought."""
 
 _MORE = 8
 """Rooms beside one for each processor: some are on their way while the others are filled."""
@@ -49,7 +53,7 @@ class StagingBuffer:
         self._told: set[int] = set()
         """Those that the program has not emptied yet."""
         self._program: LineProgram | None = None
-        self._ready = self._failed = False
+        self._ready = self._failed = self._verifies = False
         self._there: list[Range] = []
         self._telling, self._hearing = threading.Lock(), threading.Lock()
         self._goes_on = threading.Event()
@@ -68,6 +72,11 @@ class StagingBuffer:
         """Tell whether any of these bytes go there: all do that are not there already."""
         return any(True for _ in without([(offset, offset + size)], self._there))
 
+    @property
+    def verifies(self) -> bool:
+        """Whether the program will verify what it is brought; to be asked when it is ready."""
+        return self._verifies
+
     def until_ready(self) -> bool:
         """Wait until the program is ready, and tell whether it is; nobody fills a room yet."""
         with self._hearing:
@@ -76,8 +85,12 @@ class StagingBuffer:
             return self._ready
 
     def has(self, ranges: list[Range]) -> None:
-        """Say what is on the GPU already, before anybody fills a room."""
+        """Say what is on the GPU already, while nobody fills a room."""
         self._there = ranges
+
+    def lacks(self, ranges: list[Range], size: int) -> None:
+        """Say what of all bytes is not on the GPU, now that it was verified; nobody will verify what comes for that."""
+        self._there, self._verifies = list(without([(0, size)], ranges)), False
 
     def hold_back(self) -> None:
         """Have whoever wants room wait until `go_on`."""
@@ -128,8 +141,8 @@ class StagingBuffer:
             said = self._program.hear(_LIMIT) if self._program is not None else b""
         except TimeoutError:
             said = b""
-        if said == b"ready":
-            self._ready = True
+        if said in (READY, READY_TO_VERIFY):
+            self._ready, self._verifies = True, said == READY_TO_VERIFY
             self._file.unlink(missing_ok=True)
         elif said.isdigit():
             self._told.remove(int(said))

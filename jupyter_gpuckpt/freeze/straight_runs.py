@@ -48,6 +48,7 @@ class Placing:
     """
 
     most = _MOST
+    verifies = False
 
     def __init__(self, runs: Sequence[_Run], where: Callable[[], int]) -> None:
         self._runs, self._where = runs, where

@@ -1,10 +1,11 @@
 """The program that holds a process's parked GPU memory.
 
-``python -m jupyter_gpuckpt.freeze.vram_holder UUID=SIZE,… FILE new|awaited|kept|brought FOLDER PID``: the GPUs with the
-bytes on each, which the file has one after the other, and the file, which is for the process's bytes, for others to
-write before it is needed, or there already; or it is memory through which they are ``brought`` to the GPUs
-(`staging_buffer`). Only what is not zero takes memory, here and in the file, which has holes for the rest. The FOLDER
-has the files named below, by the process's PID (`path_of`).
+The first line that ``python -m jupyter_gpuckpt.freeze.vram_holder`` is told says what it is for, in JSON:
+``[[[UUID, SIZE], …], FILE, "new|awaited|kept|brought", FOLDER, PID]``. These are the GPUs with the bytes on each, which
+the file has one after the other, and the file, which is for the process's bytes, for others to write before it is
+needed, or there already; or it is memory through which they are ``brought`` to the GPUs (`staging_buffer`). Only what
+is not zero takes memory, here and in the file, which has holes for the rest. The FOLDER has the files named below, by
+the process's PID (`path_of`).
 
 It opens the physical memory of another process's blocks on the GPUs, copies them into the file (which lies in memory,
 pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards: from the
@@ -15,9 +16,9 @@ has another's memory open at its checkpoint, and memory that came from another c
 `KNOWN`, where it is there, has hashes (`vram_hashes`): chunks that have one of these are not copied, nor are zeros.
 `MADE` then has the hashes of all chunks. `IN_USE`, where it is there, says of memory that is awaited or brought which
 ranges of it are not zero (`ranges`). `WANTED` has the hashes of all chunks of memory that is brought; `BORROWED` then
-says which ranges of it another process had (`borrow`).
+says which ranges of it another process had (`borrow`), and `WRONG` which are not what was wanted (`verify`).
 
-Lines: ``ready`` out, and then one answer to each of
+Lines: ``ready`` out, or ``ready to verify``, and then one answer to each of
 
 - ``see PID FD``: open every part that comes through that process's socket, which goes on with its memory: ``seen``, how
   many bytes are not zero, and how many of them would be copied; or ``not seen``. When the process says by the FIFO
@@ -32,6 +33,7 @@ Lines: ``ready`` out, and then one answer to each of
 - ``borrow PID FD SIZE…``: copy what is wanted of the memory that another process shows through its socket, which has so
   many bytes on each of these GPUs and goes on with it: ``borrowed``; or ``not borrowed``
 - ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
+- ``verify``: make the hashes of all that was brought and borrowed: ``verified``; or ``wrong``
 - ``fill PID FD``: fill every part that comes through that socket: ``filled``
 - ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
 - ``rise``: be ready to fill again: ``ready``
@@ -48,6 +50,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import json
 import mmap
 import os
 import select
@@ -64,10 +67,11 @@ from typing import Any
 from cuda.bindings import driver
 
 from ..linux import memory
-from .parking import BORROWED, IN_USE, KNOWN, MADE, WANTED, single_hashes
+from .parking import BORROWED, IN_USE, KNOWN, MADE, WANTED, WRONG, single_hashes
 from .parking_channel import CHANGED, path_of
 from .populate import populate_mapped, resize
 from .ranges import Range, data_of, joined, size_of, within, without
+from .staging_buffer import READY, READY_TO_VERIFY
 from .vram_hashes import CHUNK, ZEROS, Hasher
 
 __all__ = ["main"]
@@ -93,6 +97,8 @@ _PIECE = 1 << 30
 """Bytes that are brought to the GPU at once: no fewer than a part of a block has (parking.c)."""
 _STEP = 2 << 30
 """Bytes of memory that are made ready at once, about."""
+_UNKNOWN_HASH = bytes(32)
+"""What stands in `WANTED` in place of the hash of what is no chunk of the store's."""
 _HOST_SLACK = 256 << 20
 """Bytes of host memory to leave to others."""
 _NO_ROOM = "no room"
@@ -270,7 +276,7 @@ class _Gpu:
     def copy_wanted(self, lender: _Gpu, wanted: Sequence[bytes]) -> list[Range]:
         """Copy the chunks of the file that are `wanted` from what is open of another process on the same GPU.
 
-        Return where they belong, of those that are right: the process may write to its memory meanwhile.
+        Return where they belong. The process may write to its memory meanwhile.
         """
         if not lender.held or self.hasher is None:
             return []
@@ -291,12 +297,20 @@ class _Gpu:
             for at, size, address in self.held_within([(begin, end)]):
                 _run("cuMemcpyDtoDAsync", address, there + at - begin, size, 0)
         _run("cuCtxSynchronize")
-        right = []
-        for at, size, address in self.held_within([(begin, end) for begin, end, _ in runs]):
-            for number, key in enumerate(single_hashes(self.hasher.hashes(address, size // CHUNK)), at // CHUNK):
-                if key == wanted[number]:
-                    right.append((number * CHUNK, (number + 1) * CHUNK))
-        return joined(right)
+        return joined((begin, end) for begin, end, _ in runs)
+
+    def wrong(self, wanted: Sequence[bytes]) -> list[Range]:
+        """Return which chunks of what is held are not what is `wanted`. Raises `RuntimeError`."""
+        if self.hasher is None:
+            raise RuntimeError("there are no hashes")
+        found = []
+        for one in self.held:
+            for number, key in enumerate(
+                single_hashes(self.hasher.hashes(one.address, one.size // CHUNK)), one.offset // CHUNK
+            ):
+                if key != wanted[number] != ZEROS:  # where it is zero nothing was brought
+                    found.append((number * CHUNK, (number + 1) * CHUNK))
+        return joined(found)
 
     def spent(self, offset: int) -> Iterator[_Part | _Piece]:
         """Let go of what has only bytes before an offset."""
@@ -356,6 +370,10 @@ class _Holder:
         """What of it would be copied."""
         self._left: list[Range] = []
         """What of it was not copied, since it is found elsewhere."""
+        self._lenders: list[_Gpu] = []
+        """What is open of a process that something was borrowed of: to close many parts takes long."""
+        self.verifies = False
+        """Whether it can verify what it is brought."""
         self.changes: int | None = None
         """Where the process says that it has other memory by now than what is open here."""
         if state == "new":
@@ -363,6 +381,8 @@ class _Holder:
         elif self._is_brought:
             self._pin([(0, len(self._file))])
             self._on_all(lambda gpu: deque(gpu.make_pieces(self._in_use), maxlen=0))
+            self._on_all(_have_hasher)
+            self.verifies = self._knows_all_wanted() and all(gpu.hasher is not None for gpu in self._gpus)
         else:
             self._pin(self._in_use)
 
@@ -372,6 +392,12 @@ class _Holder:
         except FileNotFoundError:
             return [(0, self._size)]
         return [(begin, begin + size) for begin, size in _ITEM.iter_unpack(told)]
+
+    def _knows_all_wanted(self) -> bool:
+        try:
+            return _UNKNOWN_HASH not in single_hashes(self._note(WANTED).read_bytes())
+        except FileNotFoundError:
+            return False
 
     def _each(self) -> Iterator[_Gpu]:
         """Yield each GPU, and use it meanwhile."""
@@ -573,7 +599,7 @@ class _Holder:
         return "loaded"
 
     def borrow(self, pid: int, fd: int, sizes: Sequence[int]) -> str:
-        lenders = _gpus([(gpu.uuid, size) for gpu, size in zip(self._gpus, sizes, strict=True)])
+        lenders = self._lenders = _gpus([(gpu.uuid, size) for gpu, size in zip(self._gpus, sizes, strict=True)])
         try:
             with _socket_of(pid, fd, 0, _LENDS) as there:
                 for batch in _batches(there):
@@ -586,21 +612,32 @@ class _Holder:
             lender_of = {gpu.first: lender for gpu, lender in zip(self._gpus, lenders, strict=True)}
 
             def copy(gpu: _Gpu) -> None:
-                _have_hasher(gpu)
                 lender_of[gpu.first].allow()
                 has.extend(gpu.copy_wanted(lender_of[gpu.first], wanted))
 
             self._on_all(copy)
         except (RuntimeError, OSError) as e:
             print(f"nothing was borrowed: {e}", file=sys.stderr)
+            self._close_lenders()
             return "not borrowed"
-        finally:
-            for lender in lenders:
-                lender.use()
-                lender.give_up()
-                lender.rest()
         _write(self._note(BORROWED), b"".join(_ITEM.pack(begin, end - begin) for begin, end in sorted(has)))
         return "borrowed"
+
+    def _close_lenders(self) -> None:
+        while self._lenders:
+            lender = self._lenders.pop()
+            lender.use()
+            lender.give_up()
+            lender.rest()
+
+    def verify(self) -> str:
+        """See whether what was brought and borrowed is what was wanted."""
+        wanted, wrong = single_hashes(self._note(WANTED).read_bytes()), list[Range]()
+        self._on_all(lambda gpu: wrong.extend(gpu.wrong(wanted)))
+        if not wrong:
+            return "verified"
+        _write(self._note(WRONG), b"".join(_ITEM.pack(begin, end - begin) for begin, end in sorted(wrong)))
+        return "wrong"
 
     def bring(self, at: int, size: int, to: int) -> str:
         if not 0 <= to <= to + size <= self._size or at + size > len(self._file):
@@ -664,6 +701,7 @@ class _Holder:
             reserved.close()
         for gpu in self._each():
             gpu.give_up()
+        self._close_lenders()
         return "filled"
 
     def _copy_to(self, gpu: _Gpu, new: Sequence[_Part]) -> None:
@@ -684,6 +722,10 @@ class _Holder:
         """Return for how many bytes a GPU has room beside what is held; for so many, if need be without that."""
         gpu.use()
         free = _free_bytes() - _SLACK
+        if free < size and self._lenders:
+            self._close_lenders()
+            gpu.use()
+            free = _free_bytes() - _SLACK
         if free < size and gpu.held and not self._is_brought and self.complete() == "complete":
             # What is held is in the file too; from there it takes no memory of the GPU.
             gpu.use()
@@ -773,20 +815,31 @@ def _write(file: Path, data: bytes) -> None:
         opened.write(data)
 
 
-def main(places: str, file: str, state: str, folder: str, pid: str) -> None:
+def main() -> None:
     """Be that program."""
     # Until the process has its memory back, this program is as much worth as the process.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
-    sizes = [(gpu, int(size)) for gpu, _, size in (place.partition("=") for place in places.split(","))]
-    holder = _Holder(sizes, Path(file), state, functools.partial(path_of, Path(folder), int(pid)))
-    _say("ready")
+    driver.cuInit(0)  # while nobody waits for it; what fails here fails again
+    if not (told := _first_line()):
+        return
+    places, file, state, folder, pid = json.loads(told)
+    holder = _Holder(places, Path(file), state, functools.partial(path_of, Path(folder), pid))
+    _say((READY_TO_VERIFY if holder.verifies else READY).decode())
     try:
         for line in _lines(holder):
             if (said := _answer(holder, line)) is not None:
                 _say(said)
     finally:
         holder.end()
+
+
+def _first_line() -> bytes:
+    """Return it, and read nothing that comes after it; nothing where there is none."""
+    line = bytearray()
+    while (one := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
+        line += one
+    return bytes(line)
 
 
 def _lines(holder: _Holder) -> Iterator[str]:
@@ -829,6 +882,8 @@ def _answer(holder: _Holder, line: str) -> str | None:
             return holder.borrow(pid, fd, sizes)
         case "bring", [at, size, to]:
             return holder.bring(at, size, to)
+        case "verify", []:
+            return holder.verify()
         case "fill", [pid, fd]:
             return holder.fill(pid, fd)
         case "rest", []:
@@ -846,4 +901,4 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     os.umask(0o077)
-    main(*sys.argv[1:])
+    main()

@@ -18,6 +18,9 @@ _ZEROS = bytes(CHUNK)
 HASH_OF_ZEROS = blake3(_ZEROS).digest()
 """What a chunk of `CHUNK` zeros would have, if it were not kept as nothing."""
 
+_SAMPLED = 1021
+"""One byte in so many is looked at before all of them are."""
+
 _PAGE = 4096
 _FEWEST = 64
 """Pages that a chunk has at least when it is cut by content: 256 KiB."""
@@ -58,6 +61,9 @@ def is_zero(data: bytes | bytearray | memoryview) -> bool:
     """Tell whether at most `CHUNK` bytes are all zero."""
     if data[:1] != b"\0":  # nearly always enough
         return not data
+    # Nearly always enough for the others: all of them are copied and compared with Python's lock held.
+    if any(data[::_SAMPLED]):
+        return False
     # As bytes: a memoryview is compared one by one.
     return bytes(data) == (_ZEROS if len(data) == CHUNK else _ZEROS[: len(data)])
 

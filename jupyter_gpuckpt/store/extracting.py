@@ -51,6 +51,10 @@ class Taker(Protocol):
     def most(self) -> int:
         """How many bytes it takes at once: no fewer than a chunk has."""
 
+    @property
+    def verifies(self) -> bool:
+        """Whether it sees to it itself that what it takes has the right hash: it is not hashed here then."""
+
     def wants(self, offset: int, size: int) -> bool:
         """Tell whether it takes any of these bytes; what nobody takes is not read."""
 
@@ -108,7 +112,8 @@ def fill(
 
     Raises
     ------
-    Damaged : a byte is not the one that was saved; nothing that was written or taken may be used then.
+    Damaged : a byte is not the one that was saved; nothing that was written or taken may be used then. Of what a
+        taker verifies, it may not have been noticed.
     OSError : they cannot be written.
     """
     filling = _Filling(manifest, PackReader(layout.packs, index), index)
@@ -175,8 +180,8 @@ class _Filling:
     index: Index
 
     def hand_over(self, path: str, taker: Taker, offset: int, chunks: Sequence[Chunk], tally: Tally) -> None:
-        """Give verified bytes to somebody who takes them."""
-        size = sum(chunk.size for chunk in chunks)
+        """Give bytes to somebody who takes them: verified ones, unless that is left to whoever takes them."""
+        size, verify = sum(chunk.size for chunk in chunks), not taker.verifies
         if any(chunk.hash != HOLE for chunk in chunks):
             with taker.room(offset, size) as room, self.reader.opened() as packs:
                 begin = 0
@@ -187,7 +192,7 @@ class _Filling:
                         else:
                             at = self.index[chunk.hash]
                             with damages(self.manifest, path, chunk, at):
-                                data = self.reader.read_into(part, chunk.hash, at, packs)
+                                data = self.reader.read_into(part, chunk.hash, at, packs, verify=verify)
                             if data is not part:
                                 part[:] = data
                     begin += chunk.size

@@ -204,9 +204,12 @@ class PackReader:
         """
         return self._read_twice(key, at, packs)[1]
 
-    def read_into(self, room: memoryview, key: bytes, at: Location, packs: OpenPacks) -> Bytes:
-        """Read a chunk straight into `room`, which has its size, and return it. Raises as `read`."""
-        return self._read_twice(key, at, packs, room)[1]
+    def read_into(self, room: memoryview, key: bytes, at: Location, packs: OpenPacks, *, verify: bool = True) -> Bytes:
+        """Read a chunk straight into `room`, which has its size, and return it. Raises as `read`.
+
+        What somebody else will `verify` is not hashed, unless it is a delta.
+        """
+        return self._read_twice(key, at, packs, room, verify=verify)[1]
 
     def opened(self) -> OpenPacks:
         """Return a context in which packs are opened once, for one thread."""
@@ -217,20 +220,26 @@ class PackReader:
         return self._read_twice(key, at)[0]
 
     def _read_twice(
-        self, key: bytes, at: Location, packs: OpenPacks | None = None, room: memoryview | None = None
+        self,
+        key: bytes,
+        at: Location,
+        packs: OpenPacks | None = None,
+        room: memoryview | None = None,
+        *,
+        verify: bool = True,
     ) -> tuple[Bytes, Bytes]:
         with nullcontext(packs) if packs is not None else self.opened() as opened:
             try:
-                return self._read(opened, key, at, room, fresh=False)
+                return self._read(opened, key, at, room, fresh=False, verify=verify)
             except (OSError, ValueError):
-                return self._read(opened, key, at, room, fresh=True)
+                return self._read(opened, key, at, room, fresh=True, verify=verify)
 
     def _read(
-        self, packs: OpenPacks, key: bytes, at: Location, room: memoryview | None, *, fresh: bool
+        self, packs: OpenPacks, key: bytes, at: Location, room: memoryview | None, *, fresh: bool, verify: bool
     ) -> tuple[Bytes, Bytes]:
         """Return a chunk as it is stored, and its bytes, which are in `room` where there is one."""
         if at.codec != DELTA:
-            return _read(packs, key, at, room, fresh=fresh)
+            return _read(packs, key, at, room, fresh=fresh, verify=verify)
         where = self._index.get(at.base)
         if where is None or where.codec == DELTA:
             raise ValueError(f"{_named(at.base)} is not in the packs")
@@ -281,6 +290,7 @@ def _read(
     *,
     fresh: bool,
     of: Literal["decoded", "base"] = "decoded",
+    verify: bool = True,
 ) -> tuple[Bytes, Bytes]:
     """Return a chunk that is stored by itself, as it is stored, and its bytes, which are in `room` where there is one.
 
@@ -291,7 +301,9 @@ def _read(
     stored = _stored(
         packs, at, room if room is not None and at.codec == RAW else _buffer("stored", at.stored), fresh=fresh
     )
-    return stored, verified(key, at.codec, stored, at.size, room)
+    return stored, (
+        verified(key, at.codec, stored, at.size, room) if verify else decode(at.codec, stored, at.size, room)
+    )
 
 
 def _stored(packs: OpenPacks, at: Location, room: memoryview, *, fresh: bool) -> memoryview:

@@ -153,13 +153,15 @@ class Writer:
     def held_of(self, manifest: Manifest | None, paths: Callable[[str], bool]) -> list[bytes]:
         """Return the hashes of chunks of `CHUNK` bytes of another snapshot's files that the store holds, and of zeros.
 
-        It holds them until this writer is closed. Raises `Damaged`.
+        It holds them until this writer is closed. All chunks of that snapshot are looked up at once, which spares the
+        commit a look for each. Raises `Damaged`.
         """
-        files = read_contents(self._layout, manifest).files if manifest is not None else {}
+        contents = read_contents(self._layout, manifest) if manifest is not None else Contents({})
+        files = contents.files
         keys = {chunk.hash for path in files if paths(path) for chunk in files[path] if chunk.size == CHUNK}
         with storing(f"The snapshot {self._name} cannot be written.", self._layout.root):
             known = self._lookup()
-            known.find_all(keys)
+            known.find_all(chunk.hash for chunk in contents.chunks() if chunk.hash != HOLE)
             found = [key for key in keys if key != HOLE and known.find(key) is not None]
         # The packs stay, but the part of the index goes with that snapshot.
         merge(self._held, known.found)

@@ -321,16 +321,25 @@ int cuMemHostUnregister(void *address) { return 0; }
 static void is_there(void) {
   if (has_state() && STATE->now == CHECKPOINTED) abort();
 }
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { is_there(); memcpy((void *)to, from, size); return 0; }
+/* Where there is a file of that name beside the GPU's memory, the next copy has a wrong byte. */
+static void tear(uint64_t copied, const char *name) {
+  char torn[4096];
+  snprintf(torn, sizeof torn, "%s.%s", getenv("MADE_UP_GPU"), name);
+  if (!unlink(torn)) *(char *)copied ^= 1;
+}
+static int copy_in(uint64_t to, const void *from, size_t size) { is_there(); memcpy((void *)to, from, size); return 0; }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
+  int result = copy_in(to, from, size);
+  if (size > 2 << 20) tear(to, "torn-in");
+  return result;
+}
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *s) { return cuMemcpyHtoD_v2(to, from, size); }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { is_there(); memcpy(to, (void *)from, size); return 0; }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *s) { return cuMemcpyDtoH_v2(to, from, size); }
-/* Where there is a file of that name, the next copy is of what is written to meanwhile. */
+/* What is copied may be written to meanwhile. */
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *s) {
-  char torn[4096];
-  int result = cuMemcpyHtoD_v2(to, (void *)from, size);
-  snprintf(torn, sizeof torn, "%s.torn", getenv("MADE_UP_GPU"));
-  if (!unlink(torn)) *(char *)to ^= 1;
+  int result = copy_in(to, (void *)from, size);
+  tear(to, "torn");
   return result;
 }
 int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t size) { memset((void *)to, value, size); return 0; }

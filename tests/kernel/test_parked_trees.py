@@ -22,7 +22,8 @@ from notebooks import StartKernel, wait_until
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.freeze.parking import PARKED
-from jupyter_gpuckpt.store import Store
+from jupyter_gpuckpt.store import HOLE, Store
+from jupyter_gpuckpt.store.reading import locate
 
 pytestmark = [
     pytest.mark.criu,
@@ -441,7 +442,8 @@ def test_what_the_running_kernel_has_on_the_gpu_is_copied_there_and_the_rest_is_
     notebook.run("%gpuckpt restore here --discard")
     assert not torn.exists()
     assert notebook.value("are_right()") == "True"
-    assert were_there()[1:] == ["312 of 314 MB"], "what is copied is looked at"
+    assert were_there()[1:] == ["314 of 314 MB"]
+    assert "2 MB of GPU memory are not what was saved; they are read again" in log()
     # It lies elsewhere, what is new is in its place, and some of it changes all the time.
     notebook.run("more = alloc(20); [write(more, mib, 7) for mib in range(0, 20, 2)]")
     notebook.run("cu.cuMemFree_v2(ctypes.c_uint64(blocks[0])); blocks[0] = alloc(160); write(blocks[0], 0, 1)")
@@ -460,6 +462,51 @@ def test_what_the_running_kernel_has_on_the_gpu_is_copied_there_and_the_rest_is_
     notebook.run("%gpuckpt restore here --discard")
     assert notebook.value("are_right()") == "True"
     assert len(were_there()) == 3, "with nothing in common it is not looked for"
+
+
+def test_what_comes_to_the_gpu_otherwise_than_it_was_saved_is_read_again_or_refused(
+    start: StartKernel, tmp_path: Path
+) -> None:
+    """It is not verified on its way: that is done on the GPU, when all of it is there."""
+    notebook = start()
+
+    def log() -> str:
+        return (notebook.folder / "keeper.log").read_text()
+
+    notebook.run(ON_THE_GPU)
+    notebook.run("%gpuckpt save here")
+    again = "[write(block, mib, 3) for block in blocks for mib in range(0, 150, 2)]"
+    notebook.run(again)
+    notebook.run("%gpuckpt save other")
+    torn = tmp_path / "gpu.torn-in"
+    torn.touch()
+    notebook.run("%gpuckpt restore here --discard")
+    assert not torn.exists()
+    assert notebook.value("are_right()") == "True"
+    assert log().count("2 MB of GPU memory are not what was saved; they are read again") == 1
+    notebook.run("%gpuckpt restore other --discard")
+    flip_last_chunk_on_gpu("here")
+    failed = notebook.fails("%gpuckpt restore here --discard")
+    assert failed.ename == "Damaged", failed.text
+    assert "-parked" in failed.text
+    assert notebook.value("{read(block, mib) for block in blocks for mib in range(0, 150, 2)}") == "{3}"
+    flip_last_chunk_on_gpu("here")
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("are_right()") == "True"
+
+
+def flip_last_chunk_on_gpu(name: str) -> None:
+    """Change a bit of what is stored of a snapshot's GPU memory, or change it back."""
+    store = Store(settings.store_dir())
+    manifest = store.get(name)
+    contents = store.contents(manifest)
+    (path,) = (path for path in contents.files if path.endswith(PARKED))
+    at = locate(store._layout, manifest, contents)[[one.hash for one in contents.files[path] if one.hash != HOLE][-1]]
+    with (store._layout.packs / at.pack).open("r+b") as pack:
+        pack.seek(at.offset + at.stored // 2)
+        byte = pack.read(1)[0]
+        pack.seek(-1, os.SEEK_CUR)
+        pack.write(bytes([byte ^ 1]))
 
 
 IN_A_CELL = """

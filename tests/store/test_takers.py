@@ -29,6 +29,7 @@ class Rooms:
         self.most = most
         self.taken: dict[int, bytes] = {}
         self.unused: list[int] = []
+        self.verifies = False
         self._lock = threading.Lock()
 
     def wants(self, offset: int, size: int) -> bool:
@@ -116,6 +117,23 @@ def test_what_is_damaged_is_never_taken(store: Store, tmp_path: Path, place: Pat
     assert len(taker.unused) == 1
     assert all(PARKED[offset : offset + len(content)] == content for offset, content in taker.taken.items())
     assert not (tmp_path / "files").exists()
+
+
+def test_a_taker_that_verifies_has_what_there_is(store: Store, tmp_path: Path, place: Path) -> None:
+    save(store, "it", files=FILES)
+    taker = Rooms(2 * MIB)
+    taker.verifies = True
+    restore(store, tmp_path, place, taker)
+    assert taker.whole() == PARKED
+    pack = max(packs_of(store, "it"), key=lambda pack: pack.stat().st_size)
+    with pack.open("r+b") as file:
+        file.seek(3 * MIB)
+        file.write(b"\xff\x00" * 50)
+    taken = Rooms(2 * MIB)
+    taken.verifies = True
+    restore(store, tmp_path, place, taken)
+    wrong = [at for at in range(0, len(PARKED), MIB) if taken.whole()[at : at + MIB] != PARKED[at : at + MIB]]
+    assert len(wrong) == 1
 
 
 def test_a_taker_that_fails_ends_it(store: Store, tmp_path: Path, place: Path) -> None:

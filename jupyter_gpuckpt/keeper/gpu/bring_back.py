@@ -18,6 +18,7 @@ from ...client.in_progress import ParkedMemory
 from ...errors import Cancelled, GpuckptError, KernelLost
 from ...freeze import cuda, parking_channel
 from ...freeze import parking as parking_
+from ...freeze.holder_programs import HolderPrograms
 from ...freeze.parking import FileState, Parked, Parking
 from ...freeze.ranges import Range, size_of, within
 from ...freeze.staging_buffer import StagingBuffer
@@ -58,6 +59,8 @@ class GpuReturn:
     read_again : writes what was parked into its file, where it was read straight to the GPU and is lost there; may
         raise `GpuckptError`.
     in_use : by the name of its file, where what a process parked is not zero; all of it, unless said.
+    hashes : by the name of its file, those of all chunks of what a process parked.
+    holders : programs that were started for this already.
     """
 
     def __init__(
@@ -69,9 +72,13 @@ class GpuReturn:
         vram: VramFiles,
         read_again: Callable[[Parked], None] | None = None,
         in_use: Mapping[str, Sequence[Range]] = MappingProxyType({}),
+        hashes: Mapping[str, bytes] = MappingProxyType({}),
+        holders: HolderPrograms | None = None,
     ) -> None:
         self._worker, self._space, self._parked, self._in_use = worker, space, parked, in_use
         self._gpu_map, self._vram, self._read_again = gpu_map, vram, read_again
+        self._hashes = hashes
+        self._holders = holders or HolderPrograms()
         self._parkings: list[Parking] = []
         self._preloading: asyncio.Task[object] | None = None
         self._borrowing: asyncio.Task[object] | None = None
@@ -120,6 +127,7 @@ class GpuReturn:
             for gpu, size in self._used(parked).items():
                 parked_on.setdefault(places[gpu], []).append(size)
         if early and any(free[place] <= _HELPER * len(sizes) for place, sizes in parked_on.items()):
+            await asyncio.to_thread(self._holders.close)
             return
         beside = _TWICE + _HELPER + _CONTEXT
         have_room = {place for place, sizes in parked_on.items() if free[place] > sum(sizes) + beside * len(sizes)}
@@ -131,10 +139,14 @@ class GpuReturn:
             again = functools.partial(self._read_again, parked) if self._read_again is not None else None
             in_use, vram = self._in_use.get(parked.file), self._vram
             return Parking(
-                *(self._space.run_dir, vram.outside, vram.inside, parked, state, places, again), in_use=in_use
+                *(self._space.run_dir, vram.outside, vram.inside, parked, state, places, again),
+                in_use=in_use,
+                wanted=self._hashes.get(parked.file) if state == "brought" else None,
+                program=self._holders.take(),
             )
 
         self._parkings = await together(parking, self._parked)
+        await asyncio.to_thread(self._holders.close)
         await asyncio.to_thread(self._worker.have, len(self._parked))
         await together(Parking.get_still, self._parkings)
 
@@ -156,17 +168,15 @@ class GpuReturn:
         """What takes the bytes to the GPUs as they are read, by the name of the file that has them otherwise."""
         return {one.parked.file: one.buffer for one in self._parkings if one.buffer is not None}
 
-    def borrow(self, running: Namespace, hashes: Mapping[str, bytes], has_much: Callable[[], bool]) -> None:
+    def borrow(self, running: Namespace, has_much: Callable[[], bool]) -> None:
         """Begin to copy, on the GPUs, what the running kernel has there of what is read to them; the rest is read then.
 
-        `hashes` are those of all chunks of what was parked, by the name of its file. `has_much` tells whether it is
-        worth it; it may take a moment.
+        `has_much` tells whether it is worth it; it may take a moment.
         """
 
         def borrow(parking: Parking) -> None:
-            wanted, lender = hashes.get(parking.parked.file), running.outer(parking.parked.pid)
-            if wanted is not None and lender is not None:
-                parking.borrow(lender, running.run_dir, wanted)
+            if (lender := running.outer(parking.parked.pid)) is not None:
+                parking.borrow(lender, running.run_dir)
 
         async def borrow_all() -> None:
             if await asyncio.to_thread(has_much):
@@ -189,7 +199,7 @@ class GpuReturn:
         """
         loop = asyncio.get_running_loop()
         self._left = sum(sum(self._used(one.parked).values()) for one in self._parkings if one.buffer is not None)
-        self._reading_files = asyncio.run_coroutine_threadsafe(asyncio.to_thread(self._read, files, progress), loop)
+        self._reading_files = asyncio.run_coroutine_threadsafe(self._read_files(files, progress), loop)
         self._reading = asyncio.run_coroutine_threadsafe(self._read_taken(taken, progress), loop)
         self._reading.add_done_callback(lambda _: self._nearly_read.set())
 
@@ -213,6 +223,10 @@ class GpuReturn:
         finally:
             self.go_on_reading()
 
+    async def _read_files(self, files: Postponed, progress: Progress) -> None:
+        with contextlib.closing(files):
+            await asyncio.to_thread(self._read, files, progress)
+
     async def _read_taken(self, taken: Postponed, progress: Progress) -> None:
         loop, began, in_use = asyncio.get_running_loop(), math.nan, self._left
 
@@ -227,8 +241,12 @@ class GpuReturn:
             await asyncio.wrap_future(self._reading_files)
             await self._borrowed()
             await self._may_read.wait()
+            await together(lambda taker: taker.until_ready(), self.takers.values())
             began = time.monotonic()
             await asyncio.to_thread(self._read, taken, go_on)
+            if not all(await together(Parking.verify, self._parkings)):
+                # This time it is verified as it is read, so that what the store has not right is told.
+                await asyncio.to_thread(self._read, taken, progress)
 
     def _read(self, files: Postponed, progress: Progress) -> None:
         def go_on(stage: str, done: int, total: int) -> None:
@@ -236,8 +254,7 @@ class GpuReturn:
                 raise Cancelled("The restore was aborted.", "", "")
             progress(stage, done, total)
 
-        with contextlib.closing(files):
-            files.read(go_on)
+        files.read(go_on)
 
     async def nearly_read(self) -> None:
         """Wait until what is read behind will be read in a moment, at the speed that it was read with so far."""
@@ -391,6 +408,7 @@ class GpuReturn:
         if self._preloading is not None:
             await self._preloading
         parkings, self._parkings = self._parkings, []
+        await asyncio.to_thread(self._holders.close)
         await together(Parking.close, parkings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -15,7 +16,8 @@ from ...client.in_progress import ParkedMemory
 from ...errors import GpuckptError, Refused
 from ...freeze import cuda, parking_channel
 from ...freeze import parking as parking_
-from ...freeze.parking import Elsewhere, Parked, Parking, single_hashes
+from ...freeze.holder_programs import HolderPrograms
+from ...freeze.parking import Elsewhere, Parked, Parking, Seen, single_hashes
 from ...freeze.parking_channel import ParkingChannel, Sharing
 from ...freeze.vram import VramFiles
 from ...linux import processes
@@ -25,7 +27,7 @@ from ..stopwatch import Stopwatch
 from . import gate
 from .parked import bring_imports_back, noted_parked, or_lost, together
 
-__all__ = ["GpuFreeze", "Judge", "LookElsewhere", "judge_nothing", "owners_of_imports", "refuse_imports"]
+__all__ = ["Ahead", "GpuFreeze", "Judge", "LookElsewhere", "judge_nothing", "owners_of_imports", "refuse_imports"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -46,6 +48,45 @@ def judge_nothing(_: int) -> None:
     """Leave it to others to look for room."""
 
 
+class Ahead:
+    """What a save begins with before all else, while the kernel's hooks run: it takes as long as they do.
+
+    Attributes
+    ----------
+    holders : the programs that hold what is parked.
+    """
+
+    def __init__(self, look_elsewhere: LookElsewhere | None = None) -> None:
+        """Begin nothing yet; `look_elsewhere` says what of parked memory need not be copied."""
+        self.holders = HolderPrograms()
+        self._look = look_elsewhere
+        self._begun: asyncio.Task[Elsewhere | None] | None = None
+
+    def begin(self, tree: Sequence[int]) -> None:
+        """Begin, where one of these processes may have memory to park."""
+        self._begun = asyncio.create_task(asyncio.to_thread(self._begin, tree))
+
+    def _begin(self, tree: Sequence[int]) -> Elsewhere | None:
+        count = 0
+        with contextlib.suppress(OSError):  # who looks again is told
+            count = sum(map(parking_channel.has_library, cuda.cuda_pids(tree)))
+        self.holders.start(count)
+        return self._look() if count and self._look is not None else None
+
+    async def elsewhere(self) -> Elsewhere | None:
+        """Return what of parked memory need not be copied; None where all is to be. Raises as that look does."""
+        found = await self._begun if self._begun is not None else None
+        if found is None and self._look is not None:
+            found = await asyncio.to_thread(self._look)
+        return found
+
+    async def close(self) -> None:
+        """End what nobody has taken."""
+        if self._begun is not None:
+            await asyncio.wait([self._begun])
+        await asyncio.to_thread(self.holders.close)
+
+
 class GpuFreeze:
     """One save's GPU side; nothing, where no process has GPU state.
 
@@ -55,7 +96,7 @@ class GpuFreeze:
     pids : the processes with GPU state.
     described : what `cuda.describe` says of them.
     vram : the files for what is in VRAM.
-    look_elsewhere : says what of their memory need not be copied; None where all is to be in the files.
+    ahead : what was begun already.
     unless_parked : why those of them are refused that could not be restored if their memory were not parked.
 
     Attributes
@@ -75,13 +116,13 @@ class GpuFreeze:
         pids: Sequence[int],
         described: Mapping[str, Any],
         vram: VramFiles,
-        look_elsewhere: LookElsewhere | None = None,
+        ahead: Ahead | None = None,
         unless_parked: Mapping[int, Refused] | None = None,
     ) -> None:
         self._unless_parked = dict(unless_parked or {})
         self.watch = Stopwatch()
         self.hashes: dict[str, bytes] = {}
-        self._look_elsewhere = look_elsewhere
+        self._ahead = ahead or Ahead()
         self._worker, self._space, self._vram = worker, space, vram
         self._pids, self._described = pids, described
         self._parkings: dict[int, Parking] = {}
@@ -100,26 +141,34 @@ class GpuFreeze:
         held = {one["pid"]: one["used"] for one in self._described["processes"]}
         sizes = {pid: sum(held[pid].values()) for pid in self._pids}
         parked = await self._parkable(may_park)
-        elsewhere = None
-        if parked and self._look_elsewhere is not None:
-            elsewhere = self._elsewhere = await asyncio.to_thread(self._look_elsewhere)
-
-        def begin(one: Parked) -> Parking:
-            space, vram = self._space, self._vram
-            return Parking(space.run_dir, vram.outside, vram.inside, one, "new", elsewhere=elsewhere)
-
-        self._parkings = dict(zip(parked, await together(begin, parked.values()), strict=True))
         names = {
             pid: (str(processes.inner_pid(pid)), max(0, size - parked[pid].size) if pid in parked else size)
             for pid, size in sizes.items()
         }
-        await asyncio.to_thread(self._vram.prepare, names)
+        preparing = asyncio.create_task(asyncio.to_thread(self._vram.prepare, names))
+        try:
+            await self._begin_parking(parked)
+            seen = await self._see()
+        finally:
+            await asyncio.wait([preparing])
+        await preparing
+        await self._stage(sum(sizes.values()), seen, judge)
+        self._refuse_but(self._parkings)
+
+    async def _begin_parking(self, parked: Mapping[int, Parked]) -> None:
+        """Have what parks these processes ready, where GPUs have room for it. Raises `Refused`."""
+        elsewhere = self._elsewhere = await self._ahead.elsewhere() if parked else None
+
+        def begin(one: Parked) -> Parking:
+            space, vram, program = self._space, self._vram, self._ahead.holders.take()
+            return Parking(space.run_dir, vram.outside, vram.inside, one, "new", elsewhere=elsewhere, program=program)
+
+        self._parkings = dict(zip(parked, await together(begin, parked.values()), strict=True))
+        await self._ahead.close()
         await asyncio.to_thread(self._worker.have, len(self._pids))
         ready = dict(zip(self._parkings, await together(Parking.get_ready, self._parkings.values()), strict=True))
         free = {gpu.uuid: gpu.free for gpu in await asyncio.to_thread(self._worker.gpus)} if any(ready.values()) else {}
         await self._keep_those(pid for pid, one in parked.items() if ready[pid] and _has_room(one.gpus, free))
-        self._refuse_but(self._parkings)
-        await self._stage(sum(sizes.values()), judge)
         self._refuse_but(self._parkings)
 
     async def _parkable(self, may_park: Container[int] | None) -> dict[int, Parked]:
@@ -129,15 +178,19 @@ class GpuFreeze:
         found = {pid: Parked(processes.inner_pid(pid), 0, tuple(each)) for pid, each in zip(pids, places, strict=True)}
         return {pid: one for pid, one in found.items() if one.size >= self._least(pid)}
 
-    async def _stage(self, size: int, judge: Judge) -> None:
-        """See what is in use of what can be parked, and make memory ready for it; all of the GPU memory is `size`.
+    async def _see(self) -> dict[int, Seen | None]:
+        """See what is in use of what can be parked."""
+        parkings = self._parkings
+        return dict(zip(parkings, await together(lambda one: one[1].see(one[0]), parkings.items()), strict=True))
+
+    async def _stage(self, size: int, seen: Mapping[int, Seen | None], judge: Judge) -> None:
+        """Make memory ready for what was seen to be in use; all of the GPU memory is `size`.
 
         Raises
         ------
         Refused : as `prepare`.
         """
         parkings = self._parkings
-        seen = dict(zip(parkings, await together(lambda one: one[1].see(one[0]), parkings.items()), strict=True))
         known = {pid: (parkings[pid].parked.size, one) for pid, one in seen.items() if one is not None}
         judge(sum(all_of_it - one.in_use for all_of_it, one in known.values()))
         needed = size - sum(all_of_it - one.new for all_of_it, one in known.values())
@@ -326,6 +379,7 @@ class GpuFreeze:
     async def close(self) -> None:
         """End the programs that helped."""
         parkings, self._parkings = self._parkings, {}
+        await self._ahead.close()
         await together(Parking.close, parkings.values())
 
 

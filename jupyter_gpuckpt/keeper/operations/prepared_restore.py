@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import Cancelled, GpuckptError, Refused
 from ...freeze import cuda
 from ...freeze.criu_program import CriuProgram
+from ...freeze.holder_programs import HolderPrograms
 from ...freeze.parking import PARKED, Parked, single_hashes
 from ...freeze.straight_runs import StraightRuns
 from ...snapshots.naming import NOT_RESTORED
@@ -73,10 +74,11 @@ class PreparedRestore:
         beside: bool = False,
         alone: bool = False,
         writers: MemoryWriters | None = None,
+        holders: HolderPrograms | None = None,
     ) -> PreparedRestore:
         """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
 
-        `fitting` tells whether it fits, and is waited for no sooner than need be.
+        `fitting` tells whether it fits, and is waited for no sooner than need be. The `holders` were started for this.
 
         With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is what goes straight
         to the GPU and, where there are `writers`, into the processes, `beside` a kernel that still runs or `alone`,
@@ -106,12 +108,17 @@ class PreparedRestore:
             progress.watch.begin("GPU helpers")
             read_again = functools.partial(_read_parked, store, manifest, new)
             vram, in_use = vram_files(new.space), request.parked_in_use
-            gpu = GpuReturn(keeper.worker, new.space, parked, fits.gpu_map, vram, read_again, in_use)
+            hashes = request.parked_hashes
+            gpu = GpuReturn(
+                *(keeper.worker, new.space, parked, fits.gpu_map, vram, read_again),
+                in_use=in_use,
+                hashes=hashes,
+                holders=holders,
+            )
             undoing.push_async_callback(gpu.close)
             await gpu.prepare(early=True, reading=not lazily)
             if beside and not lazily and keeper.asleep is None and gpu.takers:
-                has_much = functools.partial(_has_much_of, keeper, request.parked_hashes)
-                gpu.borrow(keeper.namespace(), request.parked_hashes, has_much)
+                gpu.borrow(keeper.namespace(), functools.partial(_has_much_of, keeper, hashes))
             late = LateVram(store, manifest.name, manifest.id, VRAM, new.vram) if lazily else None
             if late is not None:
                 undoing.push_async_callback(late.close)

@@ -29,6 +29,7 @@ from ...errors import (
 )
 from ...freeze import images
 from ...freeze.criu_program import CriuProgram
+from ...freeze.holder_programs import HolderPrograms
 from ...linux.reserved_ports import Reserved
 from ...operations.requests import Redo, Restore, Undo
 from ...operations.results import Restored, ResumedFrom, Unsaved, Woken
@@ -40,6 +41,7 @@ from ...store import Manifest, Snapshot, Store, name_of
 from .. import ports, preflight
 from ..answers import unforeseen
 from ..gpu import sharing
+from ..gpu.parked import parked_in
 from ..ipython_history import begin_session
 from ..owner import owner_of
 from ..ports import Places
@@ -125,10 +127,11 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     store = operation.store or keeper.store
     key = await _key_once_saved(keeper, store, request, progress)
     name = operation.name = name_of(key)
-    writers = MemoryWriters()
+    writers, holders = MemoryWriters(), HolderPrograms()
     async with contextlib.AsyncExitStack() as way_back:
         way_back.push_async_callback(asyncio.to_thread, writers.close)
-        starting = asyncio.create_task(asyncio.to_thread(_start_workers, keeper, store, key))
+        way_back.push_async_callback(asyncio.to_thread, holders.close)
+        starting = asyncio.create_task(asyncio.to_thread(_start_workers, keeper, store, key, holders))
         way_back.push_async_callback(asyncio.wait, [starting])
         (manifest, files), _ = await asyncio.gather(
             asyncio.to_thread(plan_restore, store, key), asyncio.to_thread(writers.begin, store, key)
@@ -161,7 +164,7 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
         if beside:
             predecessor.get_ready(leaving)
         of = functools.partial(PreparedRestore.of, keeper, store, manifest, files, program, fitting, leaving, progress)
-        verified = await of(lazily=lazily, beside=beside, alone=alone, writers=writers)
+        verified = await of(lazily=lazily, beside=beside, alone=alone, writers=writers, holders=holders)
         if verified.memory is None:
             await asyncio.to_thread(writers.close)
         way_back.push_async_callback(verified.discard)
@@ -477,10 +480,12 @@ async def _give_up(task: asyncio.Task[preflight.PreflightResult]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _start_workers(keeper: Keeper, store: Store, key: str) -> None:
-    """Start what makes the calls to the driver, beside what is read of a snapshot with GPU state."""
+def _start_workers(keeper: Keeper, store: Store, key: str, holders: HolderPrograms) -> None:
+    """Start what makes the calls to the driver, and `holders`, beside what is read of a snapshot with GPU state."""
     with contextlib.suppress(GpuckptError):  # who needs it is told
-        if on_gpu := processes_of(store.trusted(key)).cuda:
+        manifest = store.trusted(key)
+        holders.start(len(parked_in(manifest.cuda)))
+        if on_gpu := processes_of(manifest).cuda:
             keeper.worker.have(len(on_gpu))
 
 

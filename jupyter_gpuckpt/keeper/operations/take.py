@@ -37,7 +37,7 @@ from ...snapshots.saved import SavedProcesses
 from .. import file_numbers, lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
-from ..gpu.freeze import GpuFreeze, LookElsewhere, owners_of_imports
+from ..gpu.freeze import Ahead, GpuFreeze, LookElsewhere, owners_of_imports
 from ..gpu.sleep import FrozenAsleep, GpuSleep
 from ..namespace import Namespace
 from ..removed_folder import refuse_without_folder
@@ -147,6 +147,10 @@ async def take(
     async with contextlib.AsyncExitStack() as undoing:
         undoing.push_async_exit(put_right)
         undoing.enter_context(_in_words())
+        ahead = Ahead(look_elsewhere)
+        undoing.push_async_callback(ahead.close)
+        if keeper.asleep is None:
+            ahead.begin(keeper.tree())
         agent = await progress.or_cancelled(before_save(channel, has_agent))
         patience = _AFTER_FAILURE
         communicators = Communicators(keeper.namespace().run_dir)
@@ -154,7 +158,7 @@ async def take(
         found = await _look(keeper, agent, communicators)
         check(found.private, found.with_zeros(sum(cuda.needs(found.described).values())))
         freeze = _Freeze(
-            *(keeper, operation, directory, program, progress, left, found, check, look_elsewhere, memory_before),
+            *(keeper, operation, directory, program, progress, left, found, check, ahead, memory_before),
             communicators,
         )
         staging, frozen = await freeze.take()
@@ -321,7 +325,7 @@ class _Freeze:
     left: criu.Left
     found: _Found
     check: Check
-    look_elsewhere: LookElsewhere | None
+    ahead: Ahead
     memory_before: Callable[[], memory_copy.Before | None] | None
     communicators: Communicators
 
@@ -450,7 +454,7 @@ class _Freeze:
             found.on_gpu,
             found.described,
             staging.vram,
-            self.look_elsewhere,
+            self.ahead,
             found.unless_parked,
         )
 
