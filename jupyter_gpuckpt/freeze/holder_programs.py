@@ -1,6 +1,6 @@
 """The programs that hold parked GPU memory (`vram_holder`), started before it is known what each of them is for.
 
-Until such a program runs, and the driver in it, takes a fifth of a second; what it is for is known no sooner as a rule.
+Until such a program can use a GPU takes a fifth of a second; what it is for is known no sooner as a rule.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Collection, Iterable
 
 from .line_program import LineProgram
 
@@ -22,11 +23,11 @@ class HolderPrograms:
         self._lock = threading.Lock()
         self._closed = False
 
-    def start(self, count: int) -> None:
-        """Start so many."""
+    def start(self, gpus_of_each: Iterable[Collection[str]]) -> None:
+        """Start one for each of these: the UUIDs of the GPUs that it has a context on at once, which takes memory."""
         with self._lock:
             if not self._closed:
-                self._waiting.extend(start_holder() for _ in range(count))
+                self._waiting.extend(start_holder(gpus) for gpus in gpus_of_each)
 
     def take(self) -> LineProgram:
         """Return one that was started, or that is started now: the caller ends it."""
@@ -43,7 +44,7 @@ class HolderPrograms:
                 program.close()
 
 
-def start_holder() -> LineProgram:
-    """Start one, which sees all GPUs."""
+def start_holder(gpus: Collection[str] = ()) -> LineProgram:
+    """Start one, which sees all GPUs, and has a context on some (UUIDs) before it is told what it is for."""
     every_gpu = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-    return LineProgram("jupyter_gpuckpt.freeze.vram_holder", environment=every_gpu)
+    return LineProgram("jupyter_gpuckpt.freeze.vram_holder", *gpus, environment=every_gpu)

@@ -29,7 +29,6 @@ __all__ = [
     "Places",
     "Sharing",
     "bring_imports_back",
-    "has_library",
     "make_fifos",
     "parkable",
     "path_of",
@@ -145,11 +144,6 @@ class ParkingChannel:
         """Close the FIFOs."""
         os.close(self._to)
         os.close(self._from)
-
-
-def has_library(pid: int) -> bool:
-    """Tell whether a process may have something to park: it has the library, and a CUDA context."""
-    return _thread(pid) is not None
 
 
 def parkable(run_dir: Path, pid: int) -> Places:

@@ -1,6 +1,8 @@
 """The program that holds a process's parked GPU memory.
 
-The first line that ``python -m jupyter_gpuckpt.freeze.vram_holder`` is told says what it is for, in JSON:
+``python -m jupyter_gpuckpt.freeze.vram_holder [UUID…]``, with the GPUs that it will most likely use.
+
+The first line that it is told says what it is for, in JSON:
 ``[[[UUID, SIZE], …], FILE, "new|awaited|kept|brought", FOLDER, PID]``. These are the GPUs with the bytes on each, which
 the file has one after the other, and the file, which is for the process's bytes, for others to write before it is
 needed, or there already; or it is memory through which they are ``brought`` to the GPUs (`staging_buffer`). Only what
@@ -815,16 +817,16 @@ def _write(file: Path, data: bytes) -> None:
         opened.write(data)
 
 
-def main() -> None:
+def main(*likely: str) -> None:
     """Be that program."""
     # Until the process has its memory back, this program is as much worth as the process.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
-    driver.cuInit(0)  # while nobody waits for it; what fails here fails again
-    if not (told := _first_line()):
-        return
-    places, file, state, folder, pid = json.loads(told)
-    holder = _Holder(places, Path(file), state, functools.partial(path_of, Path(folder), pid))
+    with _likely(likely):
+        if not (told := _first_line()):
+            return
+        places, file, state, folder, pid = json.loads(told)
+        holder = _Holder(places, Path(file), state, functools.partial(path_of, Path(folder), pid))
     _say((READY_TO_VERIFY if holder.verifies else READY).decode())
     try:
         for line in _lines(holder):
@@ -832,6 +834,27 @@ def main() -> None:
                 _say(said)
     finally:
         holder.end()
+
+
+@contextlib.contextmanager
+def _likely(uuids: Sequence[str]) -> Iterator[None]:
+    """Have contexts on these GPUs within the block, so that what wants them there has them at once."""
+    kept = []
+
+    def retain(uuid: str) -> None:
+        device = _number_of(uuid)
+        _run("cuDevicePrimaryCtxRetain", device)
+        kept.append(device)
+
+    with contextlib.suppress(RuntimeError):  # what fails here fails again where it is needed
+        _run("cuInit", 0)
+        with ThreadPoolExecutor(len(uuids) or 1) as pool:
+            list(pool.map(retain, uuids))
+    try:
+        yield
+    finally:
+        for device in kept:
+            _run("cuDevicePrimaryCtxRelease", device)
 
 
 def _first_line() -> bytes:
@@ -901,4 +924,4 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     os.umask(0o077)
-    main()
+    main(*sys.argv[1:])

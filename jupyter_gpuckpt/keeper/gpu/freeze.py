@@ -60,30 +60,42 @@ class Ahead:
         """Begin nothing yet; `look_elsewhere` says what of parked memory need not be copied."""
         self.holders = HolderPrograms()
         self._look = look_elsewhere
-        self._begun: asyncio.Task[Elsewhere | None] | None = None
+        self._starting: asyncio.Task[bool] | None = None
+        self._looking: asyncio.Task[Elsewhere | None] | None = None
 
-    def begin(self, tree: Sequence[int]) -> None:
-        """Begin, where one of these processes may have memory to park."""
-        self._begun = asyncio.create_task(asyncio.to_thread(self._begin, tree))
+    def begin(self, run_dir: Path, tree: Sequence[int]) -> None:
+        """Begin, where one of these processes has memory to park; nobody else asks them until `have_asked`."""
+        self._starting = asyncio.create_task(asyncio.to_thread(self._start, run_dir, tree))
+        self._looking = asyncio.create_task(self._look_if_started())
 
-    def _begin(self, tree: Sequence[int]) -> Elsewhere | None:
-        count = 0
+    def _start(self, run_dir: Path, tree: Sequence[int]) -> bool:
+        gpus: list[set[str]] = []
         with contextlib.suppress(OSError):  # who looks again is told
-            count = sum(map(parking_channel.has_library, cuda.cuda_pids(tree)))
-        self.holders.start(count)
-        return self._look() if count and self._look is not None else None
+            found = (parking_channel.parkable(run_dir, pid) for pid in cuda.cuda_pids(tree))
+            gpus = [uuids for places in found if (uuids := {gpu for gpu, size in places if size})]
+        self.holders.start(gpus)
+        return bool(gpus)
+
+    async def _look_if_started(self) -> Elsewhere | None:
+        assert self._starting is not None
+        return await asyncio.to_thread(self._look) if await self._starting and self._look is not None else None
+
+    async def have_asked(self) -> None:
+        """Wait until the processes have been asked what they have to park."""
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
 
     async def elsewhere(self) -> Elsewhere | None:
         """Return what of parked memory need not be copied; None where all is to be. Raises as that look does."""
-        found = await self._begun if self._begun is not None else None
+        found = await self._looking if self._looking is not None else None
         if found is None and self._look is not None:
             found = await asyncio.to_thread(self._look)
         return found
 
     async def close(self) -> None:
         """End what nobody has taken."""
-        if self._begun is not None:
-            await asyncio.wait([self._begun])
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
         await asyncio.to_thread(self.holders.close)
 
 

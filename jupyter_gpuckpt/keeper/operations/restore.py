@@ -484,7 +484,8 @@ def _start_workers(keeper: Keeper, store: Store, key: str, holders: HolderProgra
     """Start what makes the calls to the driver, and `holders`, beside what is read of a snapshot with GPU state."""
     with contextlib.suppress(GpuckptError):  # who needs it is told
         manifest = store.trusted(key)
-        holders.start(len(parked_in(manifest.cuda)))
+        # Without a context yet: what fits the GPUs is seen meanwhile.
+        holders.start([()] * len(parked_in(manifest.cuda)))
         if on_gpu := processes_of(manifest).cuda:
             keeper.worker.have(len(on_gpu))
 

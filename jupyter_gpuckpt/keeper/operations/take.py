@@ -150,8 +150,9 @@ async def take(
         ahead = Ahead(look_elsewhere)
         undoing.push_async_callback(ahead.close)
         if keeper.asleep is None:
-            ahead.begin(keeper.tree())
+            ahead.begin(keeper.namespace().run_dir, keeper.tree())
         agent = await progress.or_cancelled(before_save(channel, has_agent))
+        await ahead.have_asked()
         patience = _AFTER_FAILURE
         communicators = Communicators(keeper.namespace().run_dir)
         undoing.push_async_callback(asyncio.to_thread, communicators.make_again)
