@@ -15,7 +15,7 @@ from .chunks import CHUNK, HOLE, Changed, Chunk, digest, equal_pieces, first_cut
 from .codec import DELTA, Bytes, encode
 from .lookup import Lookup
 from .pack import OpenPacks, PackReader, PackWriter
-from .parallel import Job, Tally, run_all, useful, workers
+from .parallel import Job, Tally, run_all
 from .sources import Reader, Source
 
 __all__ = ["Bases", "Cut", "Piece", "store_files"]
@@ -162,12 +162,10 @@ def store_files(
     found: dict[str, list[list[Chunk]]] = {}
     jobs: list[Job] = []
     of_small: list[Job] = []
-    sizes: list[int] = []  # of what is read
     # The largest first, so that no thread is left alone with one at the end.
     for source in sorted(sources, key=lambda s: -s.size):
         batches = found[source.path] = []
         for offset, batch in _batches(_pieces(source, cut, told)):
-            sizes += (min(_size(piece), CHUNK) for piece in batch if not _is_known(piece, known))
             if len(batch) > 1 or _size(batch[0]) <= CHUNK:
                 batches.append([])
                 job = partial(_store, source, offset, batch, claims, encoder, packs, batches[-1])
@@ -179,7 +177,7 @@ def store_files(
                 jobs.append(partial(_store_stretch, piece, number, claims, encoder, packs, batches[-1]))
     if of_small:
         jobs.insert(0, partial(_one_after_the_other, of_small))
-    run_all(jobs, report, min(workers(), useful(sizes)))
+    run_all(jobs, report)
     packs.finish()
     return {path: _joined(batches) for path, batches in found.items()}
 
@@ -205,10 +203,6 @@ def _are_small_deltas(batch: Sequence[Piece]) -> bool:
 def _one_after_the_other(jobs: Iterable[Job], tally: Tally) -> None:
     for job in jobs:
         job(tally)
-
-
-def _is_known(piece: Piece, known: Lookup) -> bool:
-    return isinstance(piece, Chunk) and (piece.hash == HOLE or piece.hash in known.found)
 
 
 def _size(piece: Piece) -> int:

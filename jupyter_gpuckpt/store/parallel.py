@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-__all__ = ["Job", "Progress", "Tally", "run_all", "useful", "workers"]
+__all__ = ["Job", "Progress", "Tally", "run_all", "workers"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage's name, the bytes done and the bytes in all; may raise to cancel."""
@@ -16,13 +16,6 @@ _MOST = 16
 """Threads that a batch has at most."""
 _MANY = 8
 """From so many processors on one in so many is left to the rest of the program."""
-_TURN = 64 * 1024
-"""Bytes of a chunk that a thread works on while another one has Python's lock for its own chunk.
-
-Measured on 16 processors: 1,600 chunks of 230 kB on average were read after 0.25 s by 13 threads, 0.18 s by 8 or 5,
-and 0.27 s by 3; 970 of which a quarter was wanted after 0.23, 0.15, 0.11 and 0.10 s. A save of 24 GiB of which the
-store has 99 % was on the disk after 2.06 s with 14 threads, 2.03 s with 7 and 1.98 s with 4.
-"""
 _REPORT_EVERY = 0.1
 """Seconds between two reports."""
 
@@ -78,14 +71,6 @@ def run_all(jobs: Sequence[Job], report: Callable[[int], None], threads: int | N
             for future in futures:
                 future.cancel()
             raise
-
-
-def useful(sizes: Sequence[int]) -> int:
-    """Return how many threads help with chunks of these sizes, in bytes.
-
-    More than these would stand in line for Python's lock, and be slower than fewer.
-    """
-    return 2 + sum(sizes) // (len(sizes) * _TURN) if sizes else 1
 
 
 def workers(left: int = 0) -> int:
