@@ -14,6 +14,7 @@ from notebooks import Notebook, StartKernel
 from test_gpu_lazy_restore import flip, last_chunk_on_gpu, make_cold
 from test_gpu_sleep import ask
 
+from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.freeze.parking import PARKED
 from jupyter_gpuckpt.linux.processes import descendants
@@ -50,20 +51,29 @@ def log(notebook: Notebook) -> str:
     return (notebook.folder / "keeper.log").read_text()[-6000:]
 
 
-def holder(notebook: Notebook) -> tuple[int, Path]:
-    """Return the program that holds GPU memory for a kernel, and the folder of the file that it would be in."""
+def below_keeper(notebook: Notebook) -> list[int]:
     (keeper, _) = KernelFolder(notebook.folder).state().keeper or (0, 0)
-    for pid in descendants(keeper):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if HOLDER in command:
-            return pid, Path(os.fsdecode(command[command.index(HOLDER) + 2])).parent
+    return descendants(keeper)
+
+
+def holder(notebook: Notebook) -> int:
+    """Return the program that holds GPU memory for a kernel."""
+    for pid in below_keeper(notebook):
+        if HOLDER in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return pid
     raise AssertionError(f"nothing holds GPU memory\n{log(notebook)}")
 
 
 def in_host_memory(notebook: Notebook) -> int:
-    """Return how many bytes the file has from which the process could have its GPU memory."""
-    file = next(holder(notebook)[1].glob(f"*[0-9]{PARKED}"))
-    return file.stat().st_blocks * 512
+    """Return how many bytes the files have from which the process could have its GPU memory."""
+    assert holder(notebook)
+    found = {}
+    for pid in below_keeper(notebook):
+        for file in Path(f"/proc/{pid}/root{settings.NAMESPACE_VRAM_DIR}").glob(f"*[0-9]{PARKED}"):
+            about = file.stat()
+            found[about.st_dev, about.st_ino] = about.st_blocks * 512
+    assert found, log(notebook)
+    return sum(found.values())
 
 
 def test_it_goes_to_the_gpu_without_taking_host_memory(saved: Notebook, criu: Criu) -> None:
@@ -83,7 +93,7 @@ def test_it_does_so_where_the_gpu_has_no_room_for_a_block_twice(saved: Notebook,
 
 
 def test_where_the_program_that_holds_it_is_killed_it_is_read_again(saved: Notebook, criu: Criu) -> None:
-    at_criu(saved, criu, lambda: os.kill(holder(saved)[0], signal.SIGKILL))
+    at_criu(saved, criu, lambda: os.kill(holder(saved), signal.SIGKILL))
     assert "what was brought to the GPU is lost" in log(saved)
     # And once more, from a store that has to be read from the disk.
     saved.run("x.zero_(); z.fill_(3); o.zero_(); torch.cuda.synchronize()")

@@ -197,10 +197,28 @@ static void give_access(uint64_t address, size_t size, uint64_t gpus) {
   accesses[access_count].size = size;
   accesses[access_count++].gpus = gpus;
 }
+/* Work that has begun and may be under way yet: the real GPU faults where its memory is unmapped meanwhile. */
+static struct { uint64_t address, size; } under_way[64];
+static int begun;
+static void begin_work(uint64_t address, size_t size) {
+  TURN;
+  under_way[begun % 64].address = address;
+  under_way[begun++ % 64].size = size;
+}
+static void end_work(void) {
+  TURN;
+  begun = 0;
+}
+static int is_under_way(uint64_t address, size_t size) {
+  for (int i = 0; i < begun && i < 64; i++)
+    if (under_way[i].address < address + size && address < under_way[i].address + under_way[i].size) return 1;
+  return 0;
+}
 /* What was mapped by one call is unmapped by one. */
 int cuMemUnmap(uint64_t address, size_t size) {
   TURN;
   int found = 0;
+  if (is_under_way(address, size)) abort();
   for (int i = 0; i < map_count; i++)
     if (is_mapped(i, address, size)) {
       if (!is_inside(i, address, size)) return 1;
@@ -327,14 +345,24 @@ static void tear(uint64_t copied, const char *name) {
   snprintf(torn, sizeof torn, "%s.%s", getenv("MADE_UP_GPU"), name);
   if (!unlink(torn)) *(char *)copied ^= 1;
 }
-static int copy_in(uint64_t to, const void *from, size_t size) { is_there(); memcpy((void *)to, from, size); return 0; }
+static int copy_in(uint64_t to, const void *from, size_t size) {
+  is_there();
+  end_work();
+  memcpy((void *)to, from, size);
+  return 0;
+}
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
   int result = copy_in(to, from, size);
   if (size > 2 << 20) tear(to, "torn-in");
   return result;
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *s) { return cuMemcpyHtoD_v2(to, from, size); }
-int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) { is_there(); memcpy(to, (void *)from, size); return 0; }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+  is_there();
+  end_work();
+  memcpy(to, (void *)from, size);
+  return 0;
+}
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *s) { return cuMemcpyDtoH_v2(to, from, size); }
 /* What is copied may be written to meanwhile. */
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *s) {
@@ -342,7 +370,12 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *s) {
   tear(to, "torn");
   return result;
 }
-int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t size) { memset((void *)to, value, size); return 0; }
+/* The host does not wait for it. */
+int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t size) {
+  memset((void *)to, value, size);
+  begin_work(to, size);
+  return 0;
+}
 
 /* The one function that is ever launched, as plain C. */
 void hash_chunks(const void *first, void *hashes, int count);
@@ -411,6 +444,7 @@ static int waits[16];
 int made_up_waits(int gpu) { return waits[gpu]; } /* how often it was waited for */
 int cuCtxSynchronize(void) {
   waits[current]++;
+  end_work();
   for (int i = 0; i < stream_count; i++) reach(&streams[i], streams[i].begun);
   return 0;
 }

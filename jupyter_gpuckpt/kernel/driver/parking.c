@@ -315,6 +315,9 @@ static int copy_to_part(const memory *m, size_t part, const char *bytes, int fd)
   if (!(result = cu.Map(address, size, (size_t)0, m->handles[part], (uint64_t)0))) {
     if (!(result = cu.SetAccess(address, size, &access, (size_t)1)) && !(result = enter(device_of(m)))) {
       result = copy_bytes(address, size, bytes, fd, m->offset + part * m->part);
+      /* Zeros that are set are not waited for by the call itself, and the GPU faults where they have no place. */
+      int ended = cu.CtxSynchronize();
+      if (!result) result = ended;
       leave();
     }
     cu.Unmap(address, size);
