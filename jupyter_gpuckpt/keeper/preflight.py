@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -265,11 +266,20 @@ def _notes(saved: SavedMachine, files: Sequence[NeededFile], marks: Marks) -> li
                 f"{log_of(file.path)} until the {{kernel}} closes the database: copy both files now if you need it, "
                 "then run CHECKPOINT."
             )
-        elif file.writable and _is_shorter(file):
+        elif file.writable and _size(file) < (file.size or 0):
             notes.append(
                 f"{file.path} is shorter than it was: unless the {{kernel}} appends, it writes at its old position, "
                 "after a gap of zeros."
             )
+    # A database knows its own length, and who maps a file writes nothing behind it.
+    logs = [file for file in odd if file.writable and not (file.database or file.mapped)]
+    if longer := [file for file in logs if _size(file) > (file.size or 0)][:_SHOWN]:
+        cut = "; ".join(f"truncate -s {file.size} {shlex.quote(file.path)}" for file in longer)
+        notes.append(
+            f"Longer than it was: {', '.join(file.path for file in longer)}. Unless the {{kernel}} appends, it writes "
+            "at its old position, over what came since, and the rest of that stays behind it. To cut a log there "
+            f"before the {{kernel}} writes again, in a terminal: `{cut}`"
+        )
     return [said(note) for note in notes]
 
 
@@ -278,11 +288,12 @@ def _is_history(path: str) -> bool:
     return PurePath(path).match("profile_*/history.sqlite")
 
 
-def _is_shorter(file: NeededFile) -> bool:
+def _size(file: NeededFile) -> int:
+    """Return how long a file is now; as long as it was where that cannot be seen."""
     try:
-        return Path(file.path).stat().st_size < (file.size or 0)
+        return Path(file.path).stat().st_size
     except OSError:
-        return False
+        return file.size or 0
 
 
 def _what(file: NeededFile) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -298,21 +299,31 @@ def test_a_log_of_duckdb_is_not_joined_with_another_database(notebook: Notebook,
 
 def test_files_that_were_written_may_have_another_size_or_be_gone(notebook: Notebook, tmp_path: Path) -> None:
     shorter, appended, mapped = tmp_path / "shorter", tmp_path / "appended", tmp_path / "mapped"
+    longer = tmp_path / "a longer one"
     mapped.write_bytes(bytes(8192))
     notebook.run(f"""
         import mmap
         shorter, appended = open({str(shorter)!r}, "w"), open({str(appended)!r}, "a")
-        for f in shorter, appended: f.write("saved"); f.flush()
+        longer = open({str(longer)!r}, "w")
+        for f in shorter, appended, longer: f.write("saved"); f.flush()
         with open({str(mapped)!r}, "r+b") as f: memory = mmap.mmap(f.fileno(), 8192)
     """)
     notebook.run("%gpuckpt save here")
+    notebook.run("longer.write(', and what was given up'); longer.flush()")
     shorter.write_text("new")
     appended.unlink()
     answer = notebook.run("%gpuckpt restore here").text
+    assert f"Longer than it was: {longer}. Unless the kernel appends, it writes at its old position" in answer
+    command = f"truncate -s 5 '{longer}'"
+    assert f"in a terminal: `{command}`" in answer
     assert f"{shorter} (had 5 bytes, has 3)" in answer
     assert f"{shorter} is shorter than it was: unless the kernel appends, it writes at its old position" in answer
-    notebook.run("for f in shorter, appended: f.write(' on'); f.flush()")
-    assert (shorter.read_text(), appended.read_text()) == ("new\0\0 on", "saved on")
+    notebook.run("longer.write(' on'); longer.flush()")
+    assert longer.read_text() == "saved onnd what was given up"
+    assert notebook.run("%gpuckpt restore here --discard").text
+    subprocess.run(["/bin/sh", "-c", command], check=True)
+    notebook.run("for f in shorter, appended, longer: f.write(' on'); f.flush()")
+    assert [each.read_text() for each in (shorter, appended, longer)] == ["new\0\0 on", "saved on", "saved on"]
     # Memory behind the end of a file would kill whoever touches it.
     mapped.write_bytes(bytes(4096))
     assert f"{mapped}: had 8192 bytes, here 4096" in refused(notebook)
