@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Collection, Iterable
 
 from .line_program import LineProgram
@@ -19,7 +18,7 @@ class HolderPrograms:
     """Those that were started and are not used yet; many threads may use it."""
 
     def __init__(self) -> None:
-        self._waiting: deque[LineProgram] = deque()
+        self._waiting: list[tuple[frozenset[str], LineProgram]] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -27,19 +26,22 @@ class HolderPrograms:
         """Start one for each of these: the UUIDs of the GPUs that it has a context on at once, which takes memory."""
         with self._lock:
             if not self._closed:
-                self._waiting.extend(start_holder(gpus) for gpus in gpus_of_each)
+                self._waiting.extend((frozenset(gpus), start_holder(gpus)) for gpus in gpus_of_each)
 
-    def take(self) -> LineProgram:
-        """Return one that was started, or that is started now: the caller ends it."""
+    def take(self, gpus: Collection[str] = ()) -> LineProgram:
+        """Return one that was started, if possible for these GPUs, or that is started now: the caller ends it."""
         with self._lock:
-            return self._waiting.popleft() if self._waiting else start_holder()
+            if not self._waiting:
+                return start_holder(gpus)
+            fitting = (number for number, (its, _) in enumerate(self._waiting) if its == set(gpus))
+            return self._waiting.pop(next(fitting, 0))[1]
 
     def close(self) -> None:
         """End those that nobody took; more than once is harmless."""
         with self._lock:
             self._closed = True
             while self._waiting:
-                program = self._waiting.popleft()
+                _, program = self._waiting.pop()
                 program.kill()
                 program.close()
 

@@ -307,9 +307,8 @@ class _Gpu:
             raise RuntimeError("there are no hashes")
         found = []
         for one in self.held:
-            for number, key in enumerate(
-                single_hashes(self.hasher.hashes(one.address, one.size // CHUNK)), one.offset // CHUNK
-            ):
+            made = single_hashes(self.hasher.hashes(one.address, one.size // CHUNK))
+            for number, key in enumerate(made, one.offset // CHUNK):
                 if key != wanted[number] != ZEROS:  # where it is zero nothing was brought
                     found.append((number * CHUNK, (number + 1) * CHUNK))
         return joined(found)

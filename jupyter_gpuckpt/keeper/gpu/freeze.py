@@ -72,7 +72,8 @@ class Ahead:
         gpus: list[set[str]] = []
         with contextlib.suppress(OSError):  # who looks again is told
             found = (parking_channel.parkable(run_dir, pid) for pid in cuda.cuda_pids(tree))
-            gpus = [uuids for places in found if (uuids := {gpu for gpu, size in places if size})]
+            worth_it = (places for places in found if sum(size for _, size in places) >= _WORTH_PARKING)
+            gpus = [{gpu for gpu, size in places if size} for places in worth_it]
         self.holders.start(gpus)
         return bool(gpus)
 
@@ -95,7 +96,7 @@ class Ahead:
     async def close(self) -> None:
         """End what nobody has taken."""
         if self._looking is not None:
-            await asyncio.wait([self._looking])
+            await asyncio.gather(self._looking, return_exceptions=True)
         await asyncio.to_thread(self.holders.close)
 
 
@@ -172,7 +173,7 @@ class GpuFreeze:
         elsewhere = self._elsewhere = await self._ahead.elsewhere() if parked else None
 
         def begin(one: Parked) -> Parking:
-            space, vram, program = self._space, self._vram, self._ahead.holders.take()
+            space, vram, program = self._space, self._vram, self._ahead.holders.take(one.gpus)
             return Parking(space.run_dir, vram.outside, vram.inside, one, "new", elsewhere=elsewhere, program=program)
 
         self._parkings = dict(zip(parked, await together(begin, parked.values()), strict=True))
