@@ -6,15 +6,20 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from notebooks import wait_until
 
 from jupyter_gpuckpt.freeze.holder_programs import HolderPrograms
 from jupyter_gpuckpt.freeze.line_program import LineProgram
 
+HOLDER = "jupyter_gpuckpt.freeze.vram_holder"
+
 
 def gpus_of(program: LineProgram) -> list[str]:
     """Return the GPUs that a program was started for."""
-    words = psutil.Process(program.pid).cmdline()
-    return words[words.index("jupyter_gpuckpt.freeze.vram_holder") + 1 :]
+    started = psutil.Process(program.pid)
+    # For a moment Linux has given it its memory, and not yet its words.
+    wait_until(lambda: HOLDER in started.cmdline(), what="it has not become that program")
+    return started.cmdline()[started.cmdline().index(HOLDER) + 1 :]
 
 
 def below() -> set[int]:
