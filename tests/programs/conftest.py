@@ -8,7 +8,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("grpcio", "ipyparallel", "mpi4py", "psycopg", "pyspark", "ray", "redis", "torch")
+PACKAGES = ("accelerate", "grpcio", "ipyparallel", "mpi4py", "psycopg", "pyspark", "ray", "redis", "torch")
 PROGRAMS = ("redis-server --version", "postgres --version", "mpirun --version", "java -version")
 
 

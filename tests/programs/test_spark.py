@@ -6,6 +6,8 @@ from copies import forking
 from notebooks import Notebook
 
 SESSION = """
+import os, sys
+os.environ["PYSPARK_PYTHON"] = sys.executable  # its workers would be the first Python on the PATH
 from pyspark.sql import SparkSession, functions
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "true").getOrCreate()
 numbers = spark.range(10_000).withColumn("square", functions.col("id") * functions.col("id")).cache()
