@@ -193,8 +193,8 @@ def test_a_holder_that_is_killed_before_it_holds_anything_is_done_without(start_
     job = start_job("1", "2")
     with ThreadPoolExecutor(1) as beside:
         saving = beside.submit(job.save, "here")
-        wait_until(lambda: len(holders(job)) == 2)
-        holders(job)[0].kill()
+        wait_until(lambda: len(holders(folder_of(job.name))) == 2)
+        holders(folder_of(job.name))[0].kill()
         saving.result()
     assert parked_files("here") == [SIZE], log(job)
     all_go_on(job, "1", "2")
@@ -202,8 +202,9 @@ def test_a_holder_that_is_killed_before_it_holds_anything_is_done_without(start_
     all_go_on(job, "1", "2")
 
 
-def holders(job: Job) -> list[psutil.Process]:
-    keeper = KernelFolder(folder_of(job.name)).head().keeper
+def holders(folder: Path) -> list[psutil.Process]:
+    """Return the programs that hold GPU memory for the kernel or job with this folder."""
+    keeper = KernelFolder(folder).head().keeper
     assert keeper is not None
     return [one for one in psutil.Process(keeper[0]).children() if "jupyter_gpuckpt.freeze.vram_holder" in _words(one)]
 
@@ -493,6 +494,35 @@ def test_what_comes_to_the_gpu_otherwise_than_it_was_saved_is_read_again_or_refu
     flip_last_chunk_on_gpu("here")
     notebook.run("%gpuckpt restore here --discard")
     assert notebook.value("are_right()") == "True"
+
+
+WAITING_HOOK = """
+import jupyter_gpuckpt
+refuses = False
+@jupyter_gpuckpt.before_save
+def wait():
+    with open({fifo!r}) as gate: gate.read()
+    assert not refuses
+"""
+
+
+def test_what_will_hold_the_memory_starts_while_hooks_run_and_ends_where_one_refuses(
+    start: StartKernel, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "gate"
+    os.mkfifo(fifo)
+    notebook = start()
+    notebook.run(ON_THE_GPU)
+    notebook.run(WAITING_HOOK.format(fifo=str(fifo)))
+    for refuses in ("True", "False"):
+        notebook.run(f"refuses = {refuses}")
+        asked = Asked(notebook, "%gpuckpt save here")
+        wait_until(lambda: len(holders(notebook.folder)) == 1, what="nothing has been started")
+        (holder,) = holders(notebook.folder)
+        fifo.write_text("go on")
+        assert (asked.answer(60)["status"] == "error") == (refuses == "True")
+        assert not holder.is_running() or holder.status() == psutil.STATUS_ZOMBIE
+    assert parked_files("here") == [2 * 150 << 20]
 
 
 def flip_last_chunk_on_gpu(name: str) -> None:
