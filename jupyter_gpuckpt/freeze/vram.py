@@ -47,7 +47,7 @@ class VramFiles:
             return
         for pid, (name, size) in processes.items():
             self._tracers[pid] = LineProgram(
-                "jupyter_gpuckpt.freeze.vram_tracer", str(self.outside), self.inside, str(pid), name, str(size)
+                "jupyter_gpuckpt.freeze.vram_tracer", str(self.outside), self.inside, str(pid), f"{name}-0", str(size)
             )
         for pid in list(self._tracers):
             self._hear(pid, b"ready", _PREPARE_TIMEOUT)

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500 };
+enum { OUT_OF_MEMORY = 2, UNSUPPORTED_LIMIT = 215, NOT_FOUND = 500 };
 
 /* Threads may call at the same time: what is written down of memory is one's at a time, to the end of a function. */
 static pthread_mutex_t turns = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
@@ -446,6 +446,19 @@ int cuCtxSynchronize(void) {
   waits[current]++;
   end_work();
   for (int i = 0; i < stream_count; i++) reach(&streams[i], streams[i].begun);
+  return 0;
+}
+/* What a context has for the stacks of its threads. */
+static size_t stack_sizes[16];
+int cuCtxGetLimit(size_t *size, int limit) {
+  if (limit) return UNSUPPORTED_LIMIT;
+  *size = stack_sizes[current] ? stack_sizes[current] : 1024;
+  return 0;
+}
+int cuCtxSetLimit(int limit, size_t size) {
+  if (limit) return UNSUPPORTED_LIMIT;
+  if (size * 1024 > free_bytes(current)) return OUT_OF_MEMORY; /* for so many threads */
+  stack_sizes[current] = size;
   return 0;
 }
 int cuCtxSynchronize_v2(void *context) { return cuCtxSynchronize(); }

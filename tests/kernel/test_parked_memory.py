@@ -280,6 +280,44 @@ def test_where_there_is_no_room_for_it_nothing_is_kept_and_it_comes_back_later(s
     assert process.ask("[marks(n) for n in range(4)]") == [[n + 1] * 3 for n in range(4)]
 
 
+STACKS = """[(ctypes.CDLL(driver).cuCtxSetCurrent(ctypes.c_void_p(gpu + 1)), s := ctypes.c_size_t(),
+ctypes.CDLL(driver).cuCtxGetLimit(ctypes.byref(s), 0), s.value)[-1] for gpu in range(2)]""".replace("\n", " ")
+
+
+def test_a_context_has_the_least_local_memory_while_its_process_is_frozen(start: Start) -> None:
+    held = start(gpus=2)
+    process = held.process
+    process.ask("on(0), alloc(4 << 20), mark(0, 5), on(1), alloc(4 << 20), mark(1, 6)")
+    process.ask("on(1), cu.cuCtxSetLimit(0, ctypes.c_size_t(8192))")
+    for _ in range(2):
+        parking = held.parks()
+        run_on(process.run_dir, process.pid)
+        assert process.ask(STACKS) == [16, 16]
+        parking.finish_copy()
+        held.comes_back()
+        assert process.ask(STACKS) == [1024, 8192]
+    assert process.ask("marks(0), marks(1)") == [[5] * 3, [6] * 3]
+
+
+def test_memory_waits_for_room_for_local_memory_too(start: Start) -> None:
+    held = start(free=GIB, gpus=2)
+    process = held.process
+    process.ask("alloc(200 << 20), mark(0, 5)")
+    parking = held.parks()
+    run_on(process.run_dir, process.pid)
+    parking.finish_copy()
+    parking.rest()
+    take = "cu.cuMemCreate(ctypes.byref(plain), ctypes.c_size_t(1 << 30), (ctypes.c_int * 8)(9), 0)"
+    assert process.ask(f"[plain := ctypes.c_uint64(), on(0), {take}][2]") == 0
+    with pytest.raises(DriverError), giving_back({process.pid: parking}, otherwise=lambda: None):
+        pass
+    assert process.ask(STACKS) == [16, 1024]
+    assert process.ask("ctypes.CDLL(driver).cuMemRelease(plain)") == 0
+    held.comes_back()
+    assert process.ask(STACKS) == [1024, 1024]
+    assert process.ask("marks(0)") == [5] * 3
+
+
 def test_a_holder_that_fails_while_it_fills_leaves_the_whole_file(start: Start) -> None:
     held = start()
     process = held.process

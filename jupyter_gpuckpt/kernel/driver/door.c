@@ -127,6 +127,7 @@ static int load(void) {
       {&cu.PrimaryState, "cuDevicePrimaryCtxGetState"}, {&cu.HtoD, "cuMemcpyHtoD_v2"},
       {&cu.MemsetD8, "cuMemsetD8_v2"}, {&cu.Alloc, "cuMemAlloc_v2"}, {&cu.AllocPitch, "cuMemAllocPitch_v2"},
       {&cu.CtxCreate, "cuCtxCreate_v2"}, {&cu.CtxCreate3, "cuCtxCreate_v3"}, {&cu.CtxCreate4, "cuCtxCreate_v4"},
+      {&cu.CtxGetLimit, "cuCtxGetLimit"}, {&cu.CtxSetLimit, "cuCtxSetLimit"},
       {&cu.Free, "cuMemFree_v2"}, {&cu.AddressRange, "cuMemGetAddressRange_v2"},
       {&cu.IpcGetMemHandle, "cuIpcGetMemHandle"}, {&cu.IpcOpenMemHandle1, "cuIpcOpenMemHandle"},
       {&cu.IpcOpenMemHandle, "cuIpcOpenMemHandle_v2"}, {&cu.IpcCloseMemHandle, "cuIpcCloseMemHandle"},

@@ -34,7 +34,7 @@ extern struct driver {
   fn Create, Release, Map, Unmap, AddressReserve, AddressFree, SetAccess, Export, Granularity, Retain, Properties;
   fn BindAddr;
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
-  fn CtxCreate, CtxCreate3, CtxCreate4;
+  fn CtxCreate, CtxCreate3, CtxCreate4, CtxGetLimit, CtxSetLimit;
   fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, DisablePeerAccess, PrimaryState;
   fn HtoD, MemsetD8, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, IpcOpenMemHandle1, IpcOpenMemHandle, IpcCloseMemHandle, Import;
   fn GetProcAddress, GetProcAddress2;

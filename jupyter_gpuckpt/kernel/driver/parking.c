@@ -154,6 +154,36 @@ static int retain_contexts(void) {
   return result;
 }
 
+/* -- local memory: each context has memory on its GPU for what the threads of a kernel have there, as their stacks: so
+ * many bytes (CU_LIMIT_STACK_SIZE) for each thread that can run at once, 264 MB on an H200, and more after a kernel that
+ * needs more. Nothing is in it between kernels, and the driver would copy all of it at a checkpoint and at a restore.
+ * The driver makes room for a kernel that needs more than there is; but not for one in a CUDA graph, which fails (719).
+ * So what a context had it has again before anything can run. */
+
+enum { STACK_SIZE = 0, SMALLEST_STACK = 16 };
+
+static size_t stack_sizes[MOST_DEVICES]; /* what the contexts had that have the smallest meanwhile, in bytes */
+
+static void shrink_stacks(void) {
+  for (int device = 0; device < MOST_DEVICES; device++) {
+    size_t size;
+    if (!contexts[device] || stack_sizes[device] || enter(device)) continue;
+    if (!cu.CtxGetLimit(&size, STACK_SIZE) && !cu.CtxSetLimit(STACK_SIZE, (size_t)SMALLEST_STACK))
+      stack_sizes[device] = size;
+    leave();
+  }
+}
+
+static int grow_stacks(void) {
+  int result = 0;
+  for (int device = 0; !result && device < MOST_DEVICES; device++) {
+    if (!stack_sizes[device] || (result = enter(device))) continue;
+    if (!(result = cu.CtxSetLimit(STACK_SIZE, stack_sizes[device]))) stack_sizes[device] = 0;
+    leave();
+  }
+  return result;
+}
+
 /* -- before */
 
 static int by_device(const void *one, const void *other) {
@@ -272,6 +302,7 @@ static int have_filled(void) {
   say(keeper, "socket %d %d\n", pair[1], PROTOCOL);
   result = meet(pair, &more);
   are_apart = 0; /* the driver has restored the process */
+  if (!result) result = grow_stacks();
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
     if (!is_parkable(m)) continue;
@@ -329,12 +360,13 @@ static int copy_to_part(const memory *m, size_t part, const char *bytes, int fd)
 /* Get new memory for all that was parked, and fill it from a file: slower, and without anybody's help. */
 static int load(const char *path) {
   struct stat status;
-  int result = 0, fd = open(path, O_RDONLY | O_CLOEXEC);
+  int result, fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return -1;
   char *bytes = MAP_FAILED;
   if (!fstat(fd, &status)) bytes = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, fd, 0);
   if (bytes == MAP_FAILED) return close(fd), -1;
   are_apart = 0;
+  result = grow_stacks();
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
     if (!is_parkable(m)) continue;
@@ -455,6 +487,7 @@ static void *park(int pair[2], const uint64_t places[MOST_DEVICES], int has_pyth
     close_pair(pair);
     pair[0] = pair[1] = -1;
     if (!result) {
+      shrink_stacks();
       say(keeper, "parked\n");
       python = stay_parked(has_python);
     } else {
