@@ -54,7 +54,7 @@ _RANGE = struct.Struct("<QQ")
 
 FileState = Literal["new", "awaited", "kept", "brought"]
 
-_PROTOCOL = b"3"
+_PROTOCOLS = ([b"3"], [b"4"])
 """How process, keeper and holder talk to each other (parking.c, `vram_holder`)."""
 _PREPARE_TIMEOUT = 60.0
 _LENDS = 1.0  # how long a running process may take to say what it has, in seconds; it may hang
@@ -340,7 +340,7 @@ class Parking:
         channel.say(f"show {' '.join(map(str, sizes))}")
         words = channel.hear(_ARRIVE_TIMEOUT).split()
         said, shown = list[bytes](), b""
-        if words[:1] == [b"showing"] and words[2:] == [_PROTOCOL] and words[1].isdigit():
+        if words[:1] == [b"showing"] and words[2:] in _PROTOCOLS and words[1].isdigit():
             self._holder.tell(b"%s %d %s" % (command, int(words[1]), more))
             try:
                 said = self._holder.hear(_TAKE_TIMEOUT).split()
@@ -372,7 +372,7 @@ class Parking:
         self._channel.say("watch")
         self._channel.say("halt")
         words = self._channel.hear(_ARRIVE_TIMEOUT, b"halted").split()
-        if len(words) != 4 or words[3] != _PROTOCOL or not (words[1].isdigit() and words[2].isdigit()):
+        if len(words) != 4 or words[3:] not in _PROTOCOLS or not (words[1].isdigit() and words[2].isdigit()):
             self.go_on()
             return self._not_parked("the {kernel} is busy")
         inner, self._socket = int(words[1]), int(words[2])
@@ -547,14 +547,14 @@ class Parking:
             if words[:1] == [b"not"]:
                 self._is_parked = False
                 return
-            if words[:1] == [b"socket"] and words[2:3] != [_PROTOCOL]:
+            if words[:1] == [b"socket"] and words[2:] not in _PROTOCOLS:
                 raise self._error(
                     "given back",
                     "it was parked by another version of jupyter_gpuckpt",
                     "Restore it where the version that saved it is installed.",
                 )
             if words[:1] == [b"socket"]:
-                self._holder.tell(b"fill %d %d" % (pid, int(words[1])))
+                self._holder.tell(b"fill %d %d %s" % (pid, int(words[1]), words[2]))
                 said = self._hear_of_its_end(pid)
                 if said == b"done" or ended(pid):
                     self._is_parked = False

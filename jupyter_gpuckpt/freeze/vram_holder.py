@@ -11,9 +11,11 @@ the process's PID (`path_of`).
 
 It opens the physical memory of another process's blocks on the GPUs, copies them into the file (which lies in memory,
 pinned) while the process is checkpointed, and fills the new blocks that the process makes itself afterwards: from the
-memory that it still holds, or from the file. The process's blocks are never this one's: the driver loses a process that
-has another's memory open at its checkpoint, and memory that came from another cannot be handed on a second time
-(measured on driver 580.159: cuMemExportToShareableHandle gives 1, INVALID_VALUE).
+memory that it still holds, or from the file. Where a GPU has room for it twice, many parts are gathered in few large
+pieces meanwhile, which the process then opens and copies from itself: the driver takes as long to open a small part as
+a large one, and this program need not open each of the new ones. The process's blocks are never this one's: the driver
+loses a process that has another's memory open at its checkpoint, and memory that came from another cannot be handed on
+a second time (measured on driver 580.159: cuMemExportToShareableHandle gives 1, INVALID_VALUE).
 
 `KNOWN`, where it is there, has hashes (`vram_hashes`): chunks that have one of these are not copied, nor are zeros.
 `MADE` then has the hashes of all chunks. `IN_USE`, where it is there, says of memory that is awaited or brought which
@@ -28,7 +30,7 @@ Lines: ``ready`` out, or ``ready to verify``, and then one answer to each of
 - ``stage``: make memory ready for what would be copied: ``staged``
 - ``take PID FD``: open every part that comes through that process's socket, but for those that are open already, and
   begin to copy; there is no answer
-- ``zeros``: close the parts in which all is zero; there is no answer
+- ``zeros``: close the parts in which all is zero, or which are gathered; there is no answer
 - ``copied``: wait for the copies: ``copied``; or ``no room``, how many bytes of memory they lack
 - ``complete``: copy what was not, too, and give the file its name: ``complete``
 - ``load``: begin to bring the file to the GPUs: ``loaded``; or ``no room``
@@ -36,7 +38,8 @@ Lines: ``ready`` out, or ``ready to verify``, and then one answer to each of
   many bytes on each of these GPUs and goes on with it: ``borrowed``; or ``not borrowed``
 - ``bring AT SIZE TO``: copy bytes of the file at an offset to where they belong in the parked memory: that offset
 - ``verify``: make the hashes of all that was brought and borrowed: ``verified``; or ``wrong``
-- ``fill PID FD``: fill every part that comes through that socket: ``filled``
+- ``fill PID FD [PROTOCOL]``: fill every part that comes through that socket, or lend what is held to a process that can
+  copy from it (`PROTOCOL` 4): ``filled``
 - ``rest``: when the copies are done, give up all that this program has on the GPU, its context too: ``resting``
 - ``rise``: be ready to fill again: ``ready``
 - anything else: ``unknown``
@@ -82,8 +85,12 @@ _ITEM = struct.Struct("<QQ")
 """What a message has of each part: its offset in the file, and its size. The last is the part that comes after these,
 without a descriptor yet; its size is 0 where there is none (parking.c)."""
 _NUMBER = struct.Struct("<Q")
-"""The answer: for how many bytes more there is room. The first one is a greeting, 1 where all that it was shown is open
-here, and the last one thanks."""
+"""The answer: for how many bytes more there is room. The first one is a greeting: 1 where all that it was shown is open
+here, or how many pieces are lent. The last one thanks."""
+_CAN_COPY = 4
+"""From this protocol on the process can copy from pieces itself (parking.c)."""
+_WORTH_GATHERING = 64
+"""Parts on a GPU from which on they are gathered: to open them takes 0.15 ms each."""
 _BATCH = 64
 """Parts in one message at most."""
 _FOR_ALL = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for the contexts of all GPUs
@@ -137,11 +144,8 @@ class _Addresses:
     """Addresses for all of the parked memory of a GPU; in them every part has its place, by its offset in the file."""
 
     def __init__(self, device: int, first: int, size: int) -> None:
-        self._size, self._first = size, first
+        self._device, self._size, self._first = device, size, first
         self._start = int(_run("cuMemAddressReserve", size, 0, 0, 0))
-        self._access = driver.CUmemAccessDesc()
-        self._access.location.type, self._access.location.id = _ON_DEVICE, device
-        self._access.flags = _READ_WRITE
 
     def map(self, items: Iterable[_Item]) -> list[_Part]:
         """Open another process's parts, which follow one another, and map them; not to be used before `allow`."""
@@ -159,8 +163,7 @@ class _Addresses:
     def allow(self, parts: Sequence[_Part]) -> None:
         """Let the GPU use parts that follow one another."""
         if parts:
-            length = parts[-1].offset + parts[-1].size - parts[0].offset
-            _run("cuMemSetAccess", parts[0].address, length, [self._access], 1)
+            _allow(self._device, parts[0].address, parts[-1].offset + parts[-1].size - parts[0].offset)
 
     def close(self) -> None:
         _run("cuMemAddressFree", self._start, self._size)
@@ -184,19 +187,32 @@ class _Part:
 
 
 class _Piece:
-    """A piece of the file, in GPU memory of this program's own."""
+    """A piece of the file, in GPU memory of this program's own; a multiple of `CHUNK` bytes."""
 
-    def __init__(self, offset: int, size: int) -> None:
+    def __init__(self, device: int, offset: int, size: int) -> None:
         self.offset, self.size = offset, size
-        self.address = int(_run("cuMemAlloc", size))
+        kind = driver.CUmemAllocationProp()
+        kind.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        kind.location.type, kind.location.id = _ON_DEVICE, device
+        kind.requestedHandleTypes = _FD
+        self._handle = _run("cuMemCreate", size, kind, 0)
+        self.address = int(_run("cuMemAddressReserve", size, 0, 0, 0))
+        _run("cuMemMap", self.address, size, 0, self._handle, 0)
+        _allow(device, self.address, size)
 
     @property
     def range(self) -> Range:
         """Where its bytes are in the file."""
         return self.offset, self.offset + self.size
 
+    def exported(self) -> int:
+        """Return a descriptor by which another process can open it."""
+        return int(_run("cuMemExportToShareableHandle", self._handle, _FD, 0))
+
     def close(self) -> None:
-        _run("cuMemFree", self.address)
+        _run("cuMemUnmap", self.address, self.size)
+        _run("cuMemAddressFree", self.address, self.size)
+        _run("cuMemRelease", self._handle)
 
 
 class _Gpu:
@@ -217,6 +233,8 @@ class _Gpu:
         self.held: deque[_Part | _Piece] = deque()
         self._addresses: _Addresses | None = None
         """Where what is another's is mapped."""
+        self._gathered: list[_Part | _Piece] = []
+        """Parts whose bytes are in pieces by now."""
 
     def use(self) -> None:
         """Have this thread's calls be for this GPU."""
@@ -245,6 +263,29 @@ class _Gpu:
         # It may have freed some since it was asked: the file has holes there.
         return made + ZEROS * ((self.size - size) // CHUNK)
 
+    def gather(self, in_use: Sequence[Range]) -> None:
+        """Copy what is in use of many parts into few pieces, and hold those, where there is room for both."""
+        parts, used = list(self.held), list(within([(self.first, self.end)], in_use))
+        if len(parts) < _WORTH_GATHERING or _free_bytes() <= size_of(used) + 2 * _PIECE + _REST:
+            return
+        pieces = deque[_Part | _Piece]()
+        try:
+            for piece in self._pieces(used):
+                pieces.append(piece)
+                for at, size, address in self.held_within(within([piece.range], used)):
+                    _run("cuMemcpyDtoDAsync", piece.address + at - piece.offset, address, size, 0)
+            _run("cuCtxSynchronize")
+        except RuntimeError as e:  # another program has taken the memory
+            print(f"nothing was gathered: {e}", file=sys.stderr)
+            _close(pieces)
+            return
+        self._gathered, self.held = parts, pieces
+
+    def close_gathered(self) -> None:
+        """Close the parts that are gathered."""
+        gathered, self._gathered = self._gathered, []
+        _close(gathered)
+
     def close_zeros(self, in_use: Sequence[Range]) -> None:
         """Close the parts in which all is zero."""
         parts = list(self.held)
@@ -255,14 +296,35 @@ class _Gpu:
             else:
                 part.close()
 
-    def make_pieces(self, in_use: Sequence[Range]) -> Iterator[_Piece]:
-        """Make memory for what is in use of the bytes, piece by piece, and hold it."""
+    def make_pieces(self, in_use: Sequence[Range]) -> None:
+        """Make memory for what is in use of the bytes, and hold it."""
+        self.held.extend(self._pieces(in_use))
+
+    def _pieces(self, in_use: Sequence[Range]) -> Iterator[_Piece]:
         for offset in range(self.first, self.end, _PIECE):
             inside = list(within([(offset, min(offset + _PIECE, self.end))], in_use))
             if inside:
-                piece = _Piece(inside[0][0], inside[-1][1] - inside[0][0])
-                self.held.append(piece)
-                yield piece
+                begin = inside[0][0] // CHUNK * CHUNK
+                yield _Piece(self._device, begin, -((begin - inside[-1][1]) // CHUNK) * CHUNK)
+
+    def lent(self, in_use: Sequence[Range]) -> list[_Piece]:
+        """Return what is held, all in pieces, with zeros where it is not in use; nothing where it cannot be lent.
+
+        The process has memory for all of it, too, before it gives the pieces back.
+        """
+        pieces = [one for one in self.held if isinstance(one, _Piece)]
+        used = list(within([(self.first, self.end)], in_use))
+        if (
+            len(pieces) < len(self.held)
+            or any(True for _ in without(used, [one.range for one in pieces]))
+            or _free_bytes() - _SLACK < self.size
+        ):
+            return []
+        for piece in pieces:
+            for begin, end in without([piece.range], used):
+                _run("cuMemsetD8", piece.address + begin - piece.offset, 0, end - begin)
+        _run("cuCtxSynchronize")
+        return pieces
 
     def held_within(self, ranges: Iterable[Range]) -> Iterator[tuple[int, int, int]]:
         """Yield where bytes of these ranges are, of those that are here: the offset, their number, and the address."""
@@ -319,6 +381,7 @@ class _Gpu:
             yield self.held.popleft()
 
     def give_up(self) -> None:
+        self.close_gathered()
         _close(self.held)
         self.held.clear()
         if self._addresses is not None:
@@ -381,7 +444,7 @@ class _Holder:
             self._on_all(_have_hasher)
         elif self._is_brought:
             self._pin([(0, len(self._file))])
-            self._on_all(lambda gpu: deque(gpu.make_pieces(self._in_use), maxlen=0))
+            self._on_all(lambda gpu: gpu.make_pieces(self._in_use))
             self._on_all(_have_hasher)
             self.verifies = self._knows_all_wanted() and all(gpu.hasher is not None for gpu in self._gpus)
         else:
@@ -509,6 +572,7 @@ class _Holder:
             looked = self._look()
             _write(self._note(MADE), looked.hashes)
             self._in_use, self._left = looked.in_use, looked.known
+            self._on_all(lambda gpu: gpu.gather(looked.in_use))
             self._copy_out(looked.new)
         except (RuntimeError, OSError) as e:
             self._failed = str(e)
@@ -516,6 +580,7 @@ class _Holder:
     def give_up_zeros(self) -> None:
         """Close the parts in which all is zero. The GPU clears what it gets back, for which the driver waits then."""
         for gpu in self._each() if self._has_taken else ():
+            gpu.close_gathered()
             gpu.close_zeros(self._in_use)
 
     def _look(self) -> _Looked:
@@ -594,7 +659,7 @@ class _Holder:
                 return _NO_ROOM
         pieces = list(within(self._in_use, self._pinned))
         for gpu in self._each():
-            deque(gpu.make_pieces(self._in_use), maxlen=0)
+            gpu.make_pieces(self._in_use)
             for at, size, address in gpu.held_within(pieces):
                 _run("cuMemcpyHtoDAsync", address, self._staging + at, size, 0)
         return "loaded"
@@ -668,42 +733,61 @@ class _Holder:
         self._resting = False
         return "ready"
 
-    def fill(self, pid: int, fd: int) -> str:
-        room, filled, spent = 0, list[_Part](), list[_Part | _Piece]()
-        addresses = {gpu.first: gpu.reserve() for gpu in self._gpus}
-        last: _Gpu | None = None
-        """The GPU that `room` is of."""
-        with _socket_of(pid, fd, 0) as there:
-            for batch in _batches(there):
-                for gpu, items in self._by_gpu(batch):
-                    parts = addresses[gpu.first].map(items)
-                    addresses[gpu.first].allow(parts)
-                    filled += parts
-                    self._copy_to(gpu, parts)
-                    spent += gpu.spent(parts[-1].range[1])
-                    room = (room if gpu is last else 0) - sum(part.size for part in parts)
-                    last = gpu
-                for _ in self._each():
-                    _run("cuCtxSynchronize")
-                if batch.after.size == 0:
-                    break
-                gpu = self._of(batch.after.offset, batch.after.size)
-                room = room if gpu is last else 0
-                if batch.after.size > room:  # it waits
-                    _close(spent)
-                    spent.clear()
-                    more = self._room_for(gpu, batch.after.size) - room
-                    there.send(_NUMBER.pack(more))
-                    room, last = room + more, gpu
+    def fill(self, pid: int, fd: int, protocol: int = 0) -> str:
+        for gpu in self._each():
+            gpu.close_gathered()
+        lent = self._lent() if protocol >= _CAN_COPY else []
+        filled: list[_Part | _Piece] = []
+        addresses: dict[int, _Addresses] = {}
+        with _socket_of(pid, fd, len(lent)) as there:
+            if lent:
+                _lend(there, lent)
+                deque(_batches(there), maxlen=0)
+            else:
+                addresses = {gpu.first: gpu.reserve() for gpu in self._each()}
+                filled = self._fill(there, addresses)
             there.send(_NUMBER.pack(0))
         # The process goes on meanwhile.
-        _close([*spent, *filled])
+        _close(filled)
         for reserved in addresses.values():
             reserved.close()
         for gpu in self._each():
             gpu.give_up()
         self._close_lenders()
         return "filled"
+
+    def _lent(self) -> list[_Piece]:
+        """Return all that is held as pieces that can be lent; nothing where one of the GPUs has some that cannot."""
+        lent = [gpu.lent(self._in_use) for gpu in self._each() if gpu.size]
+        return list(itertools.chain(*lent)) if all(lent) else []
+
+    def _fill(self, there: socket.socket, addresses: dict[int, _Addresses]) -> list[_Part | _Piece]:
+        """Fill what comes; return what there is to close of it, and of what was held."""
+        room, filled, spent = 0, list[_Part | _Piece](), list[_Part | _Piece]()
+        last: _Gpu | None = None
+        """The GPU that `room` is of."""
+        for batch in _batches(there):
+            for gpu, items in self._by_gpu(batch):
+                parts = addresses[gpu.first].map(items)
+                addresses[gpu.first].allow(parts)
+                filled += parts
+                self._copy_to(gpu, parts)
+                spent += gpu.spent(parts[-1].range[1])
+                room = (room if gpu is last else 0) - sum(part.size for part in parts)
+                last = gpu
+            for _ in self._each():
+                _run("cuCtxSynchronize")
+            if batch.after.size == 0:
+                break
+            gpu = self._of(batch.after.offset, batch.after.size)
+            room = room if gpu is last else 0
+            if batch.after.size > room:  # it waits
+                _close(spent)
+                spent.clear()
+                more = self._room_for(gpu, batch.after.size) - room
+                there.send(_NUMBER.pack(more))
+                room, last = room + more, gpu
+        return spent + filled
 
     def _copy_to(self, gpu: _Gpu, new: Sequence[_Part]) -> None:
         """Begin to copy what belongs into parts that follow one another; zeros too, whatever the driver gives out."""
@@ -733,6 +817,14 @@ class _Holder:
             gpu.give_up()
             free = _free_bytes() - _SLACK
         return max(size, free)
+
+
+def _allow(device: int, address: int, size: int) -> None:
+    """Let a GPU use memory that is mapped."""
+    access = driver.CUmemAccessDesc()
+    access.location.type, access.location.id = _ON_DEVICE, device
+    access.flags = _READ_WRITE
+    _run("cuMemSetAccess", address, size, [access], 1)
 
 
 def _free_bytes() -> int:
@@ -797,6 +889,21 @@ def _batches(there: socket.socket) -> Iterator[_Batch]:
         yield _Batch(parts, after)
         if after.size == 0:
             return
+
+
+def _lend(there: socket.socket, pieces: Sequence[_Piece]) -> None:
+    """Send another process descriptors of pieces, as that one sends its parts."""
+    for at in range(0, len(pieces), _BATCH):
+        some = pieces[at : at + _BATCH]
+        after = pieces[at + _BATCH] if at + _BATCH < len(pieces) else None
+        items = [(piece.offset, piece.size) for piece in some] + [(after.offset, after.size) if after else (0, 0)]
+        descriptors: list[int] = []
+        try:
+            descriptors.extend(piece.exported() for piece in some)
+            socket.send_fds(there, [b"".join(_ITEM.pack(*item) for item in items)], descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
 def _close(parts: Iterable[_Part | _Piece]) -> None:
@@ -906,8 +1013,8 @@ def _answer(holder: _Holder, line: str) -> str | None:
             return holder.bring(at, size, to)
         case "verify", []:
             return holder.verify()
-        case "fill", [pid, fd]:
-            return holder.fill(pid, fd)
+        case "fill", [pid, fd, *protocol]:
+            return holder.fill(pid, fd, *protocol[:1])
         case "rest", []:
             return holder.rest()
         case "rise", []:

@@ -280,6 +280,30 @@ def test_where_there_is_no_room_for_it_nothing_is_kept_and_it_comes_back_later(s
     assert process.ask("[marks(n) for n in range(4)]") == [[n + 1] * 3 for n in range(4)]
 
 
+OPENED = "ctypes.CDLL(driver).made_up_imports()"
+
+
+def test_many_parts_come_back_from_few_pieces_where_the_gpu_has_room_for_both(start: Start) -> None:
+    """The process opens what the holder has gathered, and copies; afterwards it has nothing of the holder's."""
+    held = start(gpus=2)
+    process = held.process
+    process.ask("on(0), [alloc(20 << 20) for _ in range(70)], alloc(1088 << 20)")
+    process.ask("on(1), [alloc(2 << 20) for _ in range(64)], on(0), [create(2 << 20) for _ in range(3)]")
+    process.ask("[mark(n, n + 1) for n in range(0, 138, 2)]")
+    # What the GPU cannot write where the program has it, or what the program has nowhere.
+    read_only = "(ctypes.c_int * 3)(1, 0, 1), ctypes.c_size_t(1)"
+    process.ask(f"cu.cuMemSetAccess(ctypes.c_uint64(blocks[136][0]), ctypes.c_size_t(2 << 20), {read_only})")
+    process.ask("cu.cuMemUnmap(ctypes.c_uint64(blocks[137][0]), ctypes.c_size_t(2 << 20))")
+    expected = [[n + 1 if n % 2 == 0 else 0] * 3 for n in range(137)]
+    free = process.ask("free()")
+    for times in (1, 2):
+        held.parks().finish_copy()
+        held.comes_back()
+        assert process.ask("[marks(n) for n in range(137)]") == expected
+        assert process.ask(OPENED) == 4 * times, "the pieces of two GPUs, 3 and 1"
+        wait_until(lambda: process.ask("free()") == free, what="somebody has more memory on the GPUs than before")
+
+
 STACKS = """[(ctypes.CDLL(driver).cuCtxSetCurrent(ctypes.c_void_p(gpu + 1)), s := ctypes.c_size_t(),
 ctypes.CDLL(driver).cuCtxGetLimit(ctypes.byref(s), 0), s.value)[-1] for gpu in range(2)]""".replace("\n", " ")
 

@@ -36,7 +36,7 @@ extern struct driver {
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
   fn CtxCreate, CtxCreate3, CtxCreate4, CtxGetLimit, CtxSetLimit;
   fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, DisablePeerAccess, PrimaryState;
-  fn HtoD, MemsetD8, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, IpcOpenMemHandle1, IpcOpenMemHandle, IpcCloseMemHandle, Import;
+  fn HtoD, DtoDAsync, MemsetD8, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, IpcOpenMemHandle1, IpcOpenMemHandle, IpcCloseMemHandle, Import;
   fn GetProcAddress, GetProcAddress2;
   fn AllocAsync, AllocFromPoolAsync, FreeAsync, StreamIsCapturing, StreamGetId, StreamGetCtx, StreamGetGreenCtx;
   fn StreamQuery, StreamSynchronize, StreamWaitEvent, StreamDestroy, EventCreate, EventDestroy, EventRecord, EventQuery;
@@ -118,6 +118,7 @@ int device_of(const memory *m);
 int join_current(void);
 int keep_memory_apart(int apart, int is_parked, int *done);
 int give_part(memory *m);
+uint64_t writable_at(const memory *m, size_t part);
 void take_parts(memory *m);
 int is_at_work(int device);
 int new_piece(uint64_t address, uint64_t size, int device, const access_desc *others, int count);

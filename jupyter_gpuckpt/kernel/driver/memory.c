@@ -136,6 +136,16 @@ static int map_part(memory *m, size_t part, uint64_t handle) {
   return 0;
 }
 
+/* Return where a part's own GPU can write all of it; 0: nowhere. */
+uint64_t writable_at(const memory *m, size_t part) {
+  uint64_t from = part * m->part, to = from + part_size(m, part);
+  for (size_t i = 0; i < mapping_count; i++)
+    for (int k = 0; mappings[i].of == m && to <= mappings[i].size && k < mappings[i].accesses; k++)
+      if (!is_foreign(&mappings[i], &mappings[i].access[k]) && mappings[i].access[k].flags == READ_WRITE)
+        return mappings[i].address + from;
+  return 0;
+}
+
 static void unmap_part(memory *m, size_t part) {
   uint64_t from = part * m->part, to = from + part_size(m, part);
   for (size_t i = 0; i < mapping_count; i++) {

@@ -2,7 +2,8 @@
  *
  * The holder, another process, opens the physical memory of every piece (memory.c); this one lets go of it, and keeps
  * the addresses. The holder copies it to the host at the speed of the bus, while the driver's checkpoint finds nothing
- * to copy. Afterwards new physical memory is made for the same addresses, and the holder fills it.
+ * to copy. Afterwards new physical memory is made for the same addresses, and the holder fills it; or this process
+ * does, from few large pieces of the holder's, where there is room for those beside it: that takes half as long.
  *
  * Written in C, and run without Python: all other threads are paused then, and any may hold a lock of Python's.
  */
@@ -24,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PROTOCOL = 3 };       /* how the holder is talked to; said to the keeper, since a restored process may be older */
+enum { PROTOCOL = 4 };       /* how the holder is talked to; said to the keeper, since a restored process may be older */
 enum { BATCH = 64 };         /* parts in one message, with a descriptor each */
 enum { ACK_SECONDS = 60 };   /* for how long the holder may take over one message */
 enum { CLOSE_SECONDS = 5 };   /* for how long the holder may take to close what it was shown */
@@ -293,16 +294,9 @@ static int hand_over(int pair[2], const uint64_t places[MOST_DEVICES]) {
 
 /* Get new memory for all that was parked, and have the holder fill it. The holder says for how many bytes more there is
  * room; it knows that this waits for more when the next part is larger than what is left of them. */
-static int have_filled(void) {
-  int pair[2], result = 0;
+static int send_to_fill(batch *b) {
   uint64_t room = 0, more;
-  int device = -1;
-  if (open_pair(pair)) return -1;
-  batch b = {.to = pair[0]};
-  say(keeper, "socket %d %d\n", pair[1], PROTOCOL);
-  result = meet(pair, &more);
-  are_apart = 0; /* the driver has restored the process */
-  if (!result) result = grow_stacks();
+  int device = -1, result = 0;
   for (size_t i = 0; !result && i < memory_count; i++) {
     memory *m = memories[i];
     if (!is_parkable(m)) continue;
@@ -310,46 +304,78 @@ static int have_filled(void) {
     device = device_of(m);
     for (size_t part = 0; !result && part < parts_of(m); part++) {
       item next = {m->offset + part * m->part, part_size(m, part)};
-      if (b.count == BATCH || next.size > room) result = flush(&b, next);
+      if (b->count == BATCH || next.size > room) result = flush(b, next);
       while (!result && next.size > room)
-        if (!(result = hear_number(b.to, &more))) room += more;
+        if (!(result = hear_number(b->to, &more))) room += more;
       if (!result && m->had <= part) result = give_part(m);
-      if (!result) result = add(&b, m, part);
+      if (!result) result = add(b, m, part);
       room -= next.size;
     }
   }
-  if (!result) result = finish(&b, 0);
-  while (b.count) close(b.fds[--b.count]);
-  close_pair(pair);
   return result;
 }
 
-/* Copy a part's bytes from a file that is mapped at `bytes`; it has holes for zeros, which need no host memory. */
-static int copy_bytes(uint64_t address, uint64_t size, const char *bytes, int fd, uint64_t offset) {
+/* A piece of the holder's GPU memory, mapped here: it has bytes of what was parked. */
+typedef struct { uint64_t offset, size, address; } piece;
+
+/* Where the bytes are from which this process fills its memory itself: in pieces, in their order, or in a file that is
+ * mapped. What neither has is zero. */
+typedef struct {
+  piece *pieces;
+  size_t count;
+  const char *bytes;
+  int fd;
+} source;
+
+static int copy_from_file(uint64_t address, uint64_t size, const source *from, uint64_t offset) {
   int result = cu.MemsetD8(address, 0, size);
   off_t at = (off_t)offset, end = (off_t)(offset + size);
-  while (!result && at < end && (at = lseek(fd, at, SEEK_DATA)) >= 0 && at < end) {
-    off_t hole = lseek(fd, at, SEEK_HOLE);
+  while (!result && at < end && (at = lseek(from->fd, at, SEEK_DATA)) >= 0 && at < end) {
+    off_t hole = lseek(from->fd, at, SEEK_HOLE);
     if (hole < 0) return -1;
     if (hole > end) hole = end;
-    result = cu.HtoD(address + (uint64_t)at - offset, bytes + at, (size_t)(hole - at));
+    result = cu.HtoD(address + (uint64_t)at - offset, from->bytes + at, (size_t)(hole - at));
     at = hole;
   }
   return result;
 }
 
-static int copy_to_part(const memory *m, size_t part, const char *bytes, int fd) {
+static int copy_from_pieces(uint64_t address, uint64_t size, const source *from, uint64_t offset) {
+  uint64_t at = offset, end = offset + size;
+  int result = 0;
+  for (size_t i = 0; !result && i < from->count && from->pieces[i].offset < end; i++) {
+    const piece *p = &from->pieces[i];
+    uint64_t upto = p->offset + p->size < end ? p->offset + p->size : end;
+    if (upto <= at) continue;
+    if (at < p->offset && (result = cu.MemsetD8(address + at - offset, 0, p->offset - at))) break;
+    if (at < p->offset) at = p->offset;
+    result = cu.DtoDAsync(address + at - offset, p->address + at - p->offset, upto - at, NULL);
+    at = upto;
+  }
+  return !result && at < end ? cu.MemsetD8(address + at - offset, 0, end - at) : result;
+}
+
+static int copy_to(uint64_t address, const memory *m, size_t part, const source *from) {
+  uint64_t offset = m->offset + part * m->part, size = part_size(m, part);
+  int result = enter(device_of(m));
+  if (result) return result;
+  result = from->bytes ? copy_from_file(address, size, from, offset) : copy_from_pieces(address, size, from, offset);
+  leave();
+  return result;
+}
+
+/* Copy to a part that the program has mapped nowhere where it could be written. */
+static int copy_to_unmapped(const memory *m, size_t part, const source *from) {
   uint64_t address, size = part_size(m, part);
   access_desc access = {m->prop.place, READ_WRITE};
   int result = cu.AddressReserve(&address, size, (size_t)0, (uint64_t)0, (uint64_t)0);
   if (result) return result;
   if (!(result = cu.Map(address, size, (size_t)0, m->handles[part], (uint64_t)0))) {
-    if (!(result = cu.SetAccess(address, size, &access, (size_t)1)) && !(result = enter(device_of(m)))) {
-      result = copy_bytes(address, size, bytes, fd, m->offset + part * m->part);
-      /* Zeros that are set are not waited for by the call itself, and the GPU faults where they have no place. */
-      int ended = cu.CtxSynchronize();
+    if (!(result = cu.SetAccess(address, size, &access, (size_t)1))) {
+      result = copy_to(address, m, part, from);
+      /* What was begun is not waited for by the calls themselves, and the GPU faults where it has no place. */
+      int ended = synchronize();
       if (!result) result = ended;
-      leave();
     }
     cu.Unmap(address, size);
   }
@@ -357,7 +383,106 @@ static int copy_to_part(const memory *m, size_t part, const char *bytes, int fd)
   return result;
 }
 
-/* Get new memory for all that was parked, and fill it from a file: slower, and without anybody's help. */
+/* Get new memory for all that was parked, and fill it. */
+static int fill_from(const source *from) {
+  int result = 0, ended;
+  for (size_t i = 0; !result && i < memory_count; i++) {
+    memory *m = memories[i];
+    for (size_t part = 0; !result && is_parkable(m) && part < parts_of(m); part++) {
+      if (m->had <= part && (result = give_part(m))) break;
+      uint64_t address = writable_at(m, part);
+      result = address ? copy_to(address, m, part, from) : copy_to_unmapped(m, part, from);
+    }
+  }
+  if ((ended = synchronize()) && !result) result = ended;
+  return result;
+}
+
+/* The GPU that has the bytes at an offset; -1: they are nobody's any more. */
+static int device_at(uint64_t offset, uint64_t size) {
+  for (size_t i = 0; i < memory_count; i++) {
+    const memory *m = memories[i];
+    if (is_parkable(m) && m->offset < offset + size && offset < m->offset + m->size) return device_of(m);
+  }
+  return -1;
+}
+
+static int open_piece(piece *p, int fd) {
+  access_desc access = {{ON_DEVICE, device_at(p->offset, p->size)}, READ_WRITE};
+  uint64_t handle;
+  if (access.place.id < 0) access.place.id = 0;
+  int result = cu.Import(&handle, (void *)(intptr_t)fd, POSIX_FD);
+  if (result) return result;
+  if (!(result = cu.AddressReserve(&p->address, p->size, (size_t)0, (uint64_t)0, (uint64_t)0))) {
+    if (!(result = cu.Map(p->address, p->size, (size_t)0, handle, (uint64_t)0)) &&
+        (result = cu.SetAccess(p->address, p->size, &access, (size_t)1)))
+      cu.Unmap(p->address, p->size);
+    if (result) cu.AddressFree(p->address, p->size);
+  }
+  cu.Release(handle); /* the mapping keeps it */
+  return result;
+}
+
+/* Open the holder's pieces, so many, which come in messages like the parts of this process. */
+static int open_pieces(int holder, uint64_t count, source *to) {
+  item items[BATCH + 1];
+  int fds[BATCH], result = 0;
+  char space[CMSG_SPACE(sizeof fds)];
+  if (!(to->pieces = calloc(count, sizeof *to->pieces))) return -1;
+  while (!result && to->count < count) {
+    struct iovec data = {items, sizeof items};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    ssize_t got;
+    while ((got = recvmsg(holder, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR) {}
+    struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    size_t sent = header ? (header->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+    if (header) memcpy(fds, CMSG_DATA(header), sent * sizeof(int));
+    if (!sent || sent > count - to->count || (size_t)got != (sent + 1) * sizeof(item)) result = -1;
+    for (size_t i = 0; i < sent; i++) {
+      if (!result) {
+        to->pieces[to->count] = (piece){.offset = items[i].offset, .size = items[i].size};
+        if (!(result = open_piece(&to->pieces[to->count], fds[i]))) to->count++;
+      }
+      close(fds[i]);
+    }
+  }
+  return result;
+}
+
+/* None of them may be open here at a checkpoint: the driver would lose the process. */
+static void close_pieces(source *of) {
+  for (size_t i = 0; i < of->count; i++) {
+    cu.Unmap(of->pieces[i].address, of->pieces[i].size);
+    cu.AddressFree(of->pieces[i].address, of->pieces[i].size);
+  }
+  free(of->pieces);
+}
+
+/* Have all memory back from the holder, which says in its greeting how many pieces it lends; it fills the memory itself
+ * where it lends none. */
+static int have_filled(void) {
+  int pair[2], result = 0;
+  uint64_t lent;
+  source from = {0};
+  if (open_pair(pair)) return -1;
+  batch b = {.to = pair[0]};
+  say(keeper, "socket %d %d\n", pair[1], PROTOCOL);
+  result = meet(pair, &lent);
+  are_apart = 0; /* the driver has restored the process */
+  if (!result) result = grow_stacks();
+  if (!result && lent) {
+    if (!(result = open_pieces(pair[0], lent, &from))) result = fill_from(&from);
+    close_pieces(&from);
+  } else if (!result) {
+    result = send_to_fill(&b);
+  }
+  if (!result) result = finish(&b, 0);
+  while (b.count) close(b.fds[--b.count]);
+  close_pair(pair);
+  return result;
+}
+
+/* Have all memory back from a file: slower, and without anybody's help. */
 static int load(const char *path) {
   struct stat status;
   int result, fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -367,15 +492,9 @@ static int load(const char *path) {
   if (bytes == MAP_FAILED) return close(fd), -1;
   are_apart = 0;
   result = grow_stacks();
-  for (size_t i = 0; !result && i < memory_count; i++) {
-    memory *m = memories[i];
-    if (!is_parkable(m)) continue;
-    if (m->offset + m->size > (uint64_t)status.st_size) result = -1;
-    for (size_t part = 0; !result && part < parts_of(m); part++) {
-      if (m->had <= part) result = give_part(m);
-      if (!result) result = copy_to_part(m, part, bytes, fd);
-    }
-  }
+  for (size_t i = 0; i < memory_count; i++)
+    if (is_parkable(memories[i]) && memories[i]->offset + memories[i]->size > (uint64_t)status.st_size) result = -1;
+  if (!result) result = fill_from(&(source){.bytes = bytes, .fd = fd});
   munmap(bytes, (size_t)status.st_size);
   close(fd);
   return result;
