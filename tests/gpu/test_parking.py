@@ -41,6 +41,47 @@ def test_it_comes_back_bit_for_bit_with_its_graphs_and_is_no_ones_afterwards(not
     wait_until(lambda: int(notebook.value(f"__import__('shutil').disk_usage({folder!r}).used")) == 0)
 
 
+LOCAL = """
+import cupy, torch
+from cuda.bindings import driver
+parked, words = torch.ones(2**28, device='cuda'), torch.arange(2**20, device='cuda', dtype=torch.int32)
+kernel = cupy.RawKernel(r'''
+extern "C" __global__ void mix(unsigned *out, const unsigned *in, int n) {
+  unsigned local[2048], sum = 0, i = blockIdx.x * blockDim.x + threadIdx.x;
+  for (int k = 0; k < 2048; k++) local[k] = in[(i + k) % n] + k;
+  for (int k = 0; k < 3000; k++) { sum = sum * 31 + local[(sum + k * 7) % 2048]; local[(k * 13 + sum) % 2048] ^= sum; }
+  out[i] = sum;
+}''', 'mix')
+def mix():
+    out = torch.zeros_like(words)
+    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        kernel((4096,), (256,), (cupy.asarray(out), cupy.asarray(words), cupy.int32(2**20)))
+    return out
+expected, graph = mix(), torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph): out = mix()
+def limit(): return driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_STACK_SIZE)[1]
+def works():
+    graph.replay()
+    return [bool((one == expected).all()) for one in (out, mix())]
+"""
+
+
+@pytest.mark.shared_kernel(False)
+def test_local_memory_is_not_saved_and_kernels_and_graphs_have_it_again(notebook: Notebook) -> None:
+    notebook.run(LOCAL, timeout=120)
+    # 8 KiB for each thread that can run at once: more than 2 GB on an H100.
+    assert notebook.value("limit(), works()") == "(8192, [True, True])"
+    for _ in range(2):
+        notebook.run("%gpuckpt save here --replace", timeout=120)
+        assert notebook.value("limit(), works()") == "(8192, [True, True])"
+    contents = Store(settings.store_dir()).contents(Store(settings.store_dir()).get("here"))
+    others = [contents.size_of(path) for path in contents.files if path.startswith("vram/") and PARKED not in path]
+    assert others
+    assert sum(others) < GIB
+    notebook.run("%gpuckpt restore here", timeout=120)
+    assert notebook.value("limit(), works()") == "(8192, [True, True])"
+
+
 @pytest.mark.shared_kernel(False)
 def test_a_thread_that_uses_the_gpu_all_the_time_misses_nothing(notebook: Notebook) -> None:
     notebook.run(
