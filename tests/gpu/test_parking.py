@@ -54,7 +54,7 @@ extern "C" __global__ void mix(unsigned *out, const unsigned *in, int n) {
 }''', 'mix')
 def mix():
     out = torch.zeros_like(words)
-    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+    with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
         kernel((4096,), (256,), (cupy.asarray(out), cupy.asarray(words), cupy.int32(2**20)))
     return out
 expected, graph = mix(), torch.cuda.CUDAGraph()

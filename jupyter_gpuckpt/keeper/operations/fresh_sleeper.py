@@ -20,6 +20,7 @@ from ...client.kernel_start import run_path
 from ...client.record import KERNEL_LOG
 from ...errors import (
     Damaged,
+    GpuckptError,
     Refused,
 )
 from ...freeze import shm_archive
@@ -160,11 +161,16 @@ class FreshSleeper:
 
     @classmethod
     async def prepare(
-        cls, keeper: Keeper, manifest: Manifest, needed: int, lacking: Lacking = _NOTHING
+        cls,
+        keeper: Keeper,
+        manifest: Manifest,
+        needed: int,
+        lacking: Lacking = _NOTHING,
+        early: EarlySleeper | None = None,
     ) -> FreshSleeper:
         """Start a sleeper, and choose where it gets files of `needed` bytes: in its memory, or on the disk.
 
-        `lacking` are the files of the snapshot's own that are to be put in place.
+        `lacking` are the files of the snapshot's own that are to be put in place. It is `early` where that does.
         """
         if (stand_ins := lacking.stand_ins) and broker_connection.is_needed():
             raise Refused(
@@ -173,7 +179,7 @@ class FreshSleeper:
                 f"{stand_ins[0].path}, and only root can put them in place for a kernel.",
                 "Install them (the same versions of the same packages), or restore it as root.",
             )
-        space, channel = await _new_namespace(keeper, processes_of(manifest).shared_files)
+        space, channel = await _new_namespace(keeper, processes_of(manifest).shared_files, early)
         inside = settings.NAMESPACE_STAGING_DIR
         new = cls(space, channel, space.path(inside), inside)
         try:
@@ -315,15 +321,41 @@ class FreshSleeper:
             await asyncio.to_thread(self.leave_files)
 
 
-async def _new_namespace(keeper: Keeper, earlier: Mapping[str, int]) -> tuple[Namespace, AgentChannel]:
+class EarlySleeper:
+    """A sleeper that is started while it is read what comes up in it."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._starting: asyncio.Task[tuple[Namespace, AgentChannel]] | None
+        self._starting = asyncio.create_task(keeper.new_namespace())
+
+    async def take(self) -> tuple[Namespace, AgentChannel]:
+        """Return it when it is there; once. Raises as `Keeper.new_namespace`."""
+        assert self._starting is not None
+        started = await asyncio.shield(self._starting)
+        self._starting = None
+        return started
+
+    async def close(self) -> None:
+        """End it, where nobody has taken it."""
+        if self._starting is not None:
+            with contextlib.suppress(GpuckptError, OSError):
+                space, channel = await self._starting
+                channel.close()
+                await space.kill()
+
+
+async def _new_namespace(
+    keeper: Keeper, earlier: Mapping[str, int], early: EarlySleeper | None
+) -> tuple[Namespace, AgentChannel]:
     """Start a sleeper in whose /dev/shm no file gets a number that one had in an earlier one of the same device.
 
-    `earlier` is what a snapshot says of these (`SavedProcesses.shared_files`).
+    `earlier` is what a snapshot says of these (`SavedProcesses.shared_files`). The first one is `early`.
     """
     started: list[tuple[Namespace, AgentChannel]] = []
     try:
         while True:
-            started.append(await keeper.new_namespace())
+            first = early if not started else None
+            started.append(await (first.take() if first is not None else keeper.new_namespace()))
             shared_memory = started[-1][0].shared_memory
             device, number = file_numbers.following(shared_memory)
             taken = earlier.get(device, 0)

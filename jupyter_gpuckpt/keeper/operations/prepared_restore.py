@@ -24,7 +24,7 @@ from ..gpu.late_vram import LateVram
 from ..gpu.parked import parked_in
 from ..staging import vram_files
 from ..taken import refuse_taken
-from .fresh_sleeper import FreshSleeper, RestorePlan
+from .fresh_sleeper import EarlySleeper, FreshSleeper, RestorePlan
 from .memory_writers import MemoryWriters
 from .parts import CRIU_IMAGES, VRAM
 from .progress import OperationProgress
@@ -75,10 +75,12 @@ class PreparedRestore:
         alone: bool = False,
         writers: MemoryWriters | None = None,
         holders: HolderPrograms | None = None,
+        sleeper: EarlySleeper | None = None,
     ) -> PreparedRestore:
         """Read it out of the store into a fresh sleeper; `leaving` are the processes that will have ended by then.
 
-        `fitting` tells whether it fits, and is waited for no sooner than need be. The `holders` were started for this.
+        `fitting` tells whether it fits, and is waited for no sooner than need be. The `holders` and the `sleeper` were
+        started for this.
 
         With `lazily`, what was in GPU memory is seen to be there, and is read behind the rest. So is what goes straight
         to the GPU and, where there are `writers`, into the processes, `beside` a kernel that still runs or `alone`,
@@ -91,7 +93,7 @@ class PreparedRestore:
         await progress.enter("verifying")
         async with contextlib.AsyncExitStack() as undoing:
             progress.watch.begin("sleeper")
-            new = await FreshSleeper.prepare(keeper, manifest, request.images, request.lacking)
+            new = await FreshSleeper.prepare(keeper, manifest, request.images, request.lacking, sleeper)
             undoing.push_async_callback(new.discard)
             parked = parked_in(manifest.cuda)
             runs = _straight_runs(request, new, parked, writers) if writers is not None and (beside or alone) else ()

@@ -48,7 +48,7 @@ from ..ports import Places
 from ..steps import back, forward, remove_old, undone_after
 from ..unsaved import cells_since, resumed_from, saved_with, unsaved
 from .failed_restore import failed_restore, not_restored, start_afresh
-from .fresh_sleeper import plan_restore, resume
+from .fresh_sleeper import EarlySleeper, plan_restore, resume
 from .keep_unsaved import Kept, keep_unsaved
 from .memory_writers import MemoryWriters
 from .parts import CRIU_IMAGES
@@ -131,6 +131,8 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
     async with contextlib.AsyncExitStack() as way_back:
         way_back.push_async_callback(asyncio.to_thread, writers.close)
         way_back.push_async_callback(asyncio.to_thread, holders.close)
+        sleeper = EarlySleeper(keeper)
+        way_back.push_async_callback(sleeper.close)
         starting = asyncio.create_task(asyncio.to_thread(_start_workers, keeper, store, key, holders))
         way_back.push_async_callback(asyncio.wait, [starting])
         (manifest, files), _ = await asyncio.gather(
@@ -164,7 +166,8 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
         if beside:
             predecessor.get_ready(leaving)
         of = functools.partial(PreparedRestore.of, keeper, store, manifest, files, program, fitting, leaving, progress)
-        verified = await of(lazily=lazily, beside=beside, alone=alone, writers=writers, holders=holders)
+        of = functools.partial(of, writers=writers, holders=holders, sleeper=sleeper)
+        verified = await of(lazily=lazily, beside=beside, alone=alone)
         if verified.memory is None:
             await asyncio.to_thread(writers.close)
         way_back.push_async_callback(verified.discard)
