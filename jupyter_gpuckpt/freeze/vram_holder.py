@@ -270,15 +270,15 @@ class _Gpu:
             return
         pieces = deque[_Part | _Piece]()
         try:
-            for piece in self._pieces(used):
-                pieces.append(piece)
-                for at, size, address in self.held_within(within([piece.range], used)):
-                    _run("cuMemcpyDtoDAsync", piece.address + at - piece.offset, address, size, 0)
-            _run("cuCtxSynchronize")
+            pieces.extend(self._pieces(used))
         except RuntimeError as e:  # another program has taken the memory
             print(f"nothing was gathered: {e}", file=sys.stderr)
             _close(pieces)
             return
+        for piece in pieces:
+            for at, size, address in self.held_within(within([piece.range], used)):
+                _run("cuMemcpyDtoDAsync", piece.address + at - piece.offset, address, size, 0)
+        _run("cuCtxSynchronize")
         self._gathered, self.held = parts, pieces
 
     def close_gathered(self) -> None:
@@ -310,7 +310,7 @@ class _Gpu:
     def lent(self, in_use: Sequence[Range]) -> list[_Piece]:
         """Return what is held, all in pieces, with zeros where it is not in use; nothing where it cannot be lent.
 
-        The process has memory for all of it, too, before it gives the pieces back.
+        The process will have memory for all of it before it gives the pieces back.
         """
         pieces = [one for one in self.held if isinstance(one, _Piece)]
         used = list(within([(self.first, self.end)], in_use))
@@ -737,15 +737,11 @@ class _Holder:
         for gpu in self._each():
             gpu.close_gathered()
         lent = self._lent() if protocol >= _CAN_COPY else []
-        filled: list[_Part | _Piece] = []
-        addresses: dict[int, _Addresses] = {}
         with _socket_of(pid, fd, len(lent)) as there:
-            if lent:
-                _lend(there, lent)
-                deque(_batches(there), maxlen=0)
-            else:
-                addresses = {gpu.first: gpu.reserve() for gpu in self._each()}
-                filled = self._fill(there, addresses)
+            _lend(there, lent)
+            addresses = {gpu.first: gpu.reserve() for gpu in self._each()}
+            # Nothing comes where the process has copied all.
+            filled = self._fill(there, addresses)
             there.send(_NUMBER.pack(0))
         # The process goes on meanwhile.
         _close(filled)

@@ -115,6 +115,8 @@ class Process:
         self.gpu = folder / "gpu"
         self.no_imports = folder / "gpu.fails"
         """From when this exists, nobody can open another's memory."""
+        self.is_full = folder / "gpu.full"
+        """Where this exists, there is no room for the next piece of memory that is asked for; then it is gone."""
         self.is_used = folder / "gpu.used"
         """From when this exists, new memory has what was another's."""
         if is_first:

@@ -133,6 +133,9 @@ int cuMemCreate(uint64_t *handle, size_t size, const int *prop, uint64_t flags) 
   TURN;
   uint64_t device = prop ? prop[3] : current;
   if (size > free_bytes(device)) return OUT_OF_MEMORY;
+  char full[4096];
+  snprintf(full, sizeof full, "%s.full", getenv("MADE_UP_GPU"));
+  if (!unlink(full)) return OUT_OF_MEMORY; /* once: another had it for a moment */
   int fd = memfd_create("gpu", MFD_CLOEXEC);
   if (ftruncate(fd, size)) return OUT_OF_MEMORY;
   char used[4096];

@@ -304,6 +304,20 @@ def test_many_parts_come_back_from_few_pieces_where_the_gpu_has_room_for_both(st
         wait_until(lambda: process.ask("free()") == free, what="somebody has more memory on the GPUs than before")
 
 
+def test_the_holder_fills_where_another_program_has_taken_the_room_for_both(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("[alloc(2 << 20) for _ in range(70)], [mark(n, n + 1) for n in range(70)]")
+    free = free_bytes(process)
+    held.parks()
+    process.is_full.touch()
+    held.comes_back()
+    assert not process.is_full.exists()
+    assert process.ask("[marks(n) for n in range(70)]") == [[n + 1] * 3 for n in range(70)]
+    assert process.ask(OPENED) == 1
+    wait_until(lambda: free_bytes(process) == free, what="somebody has more memory on the GPU than before")
+
+
 STACKS = """[(ctypes.CDLL(driver).cuCtxSetCurrent(ctypes.c_void_p(gpu + 1)), s := ctypes.c_size_t(),
 ctypes.CDLL(driver).cuCtxGetLimit(ctypes.byref(s), 0), s.value)[-1] for gpu in range(2)]""".replace("\n", " ")
 

@@ -458,8 +458,14 @@ static void close_pieces(source *of) {
   free(of->pieces);
 }
 
-/* Have all memory back from the holder, which says in its greeting how many pieces it lends; it fills the memory itself
- * where it lends none. */
+static void give_parts_up(void) {
+  synchronize();
+  for (size_t i = 0; i < memory_count; i++)
+    if (is_parkable(memories[i])) take_parts(memories[i]);
+}
+
+/* Have all memory back from the holder, which says in its greeting how many pieces it lends. It fills the memory itself
+ * where it lends none, or another program has taken what the GPU had room for. */
 static int have_filled(void) {
   int pair[2], result = 0;
   uint64_t lent;
@@ -473,9 +479,12 @@ static int have_filled(void) {
   if (!result && lent) {
     if (!(result = open_pieces(pair[0], lent, &from))) result = fill_from(&from);
     close_pieces(&from);
-  } else if (!result) {
-    result = send_to_fill(&b);
+    if (result == OUT_OF_MEMORY) {
+      give_parts_up();
+      lent = result = 0;
+    }
   }
+  if (!result && !lent) result = send_to_fill(&b);
   if (!result) result = finish(&b, 0);
   while (b.count) close(b.fds[--b.count]);
   close_pair(pair);
@@ -502,9 +511,7 @@ static int load(const char *path) {
 
 /* Give up what was got back so far: where there was no room for all of it. */
 static void drop(void) {
-  synchronize();
-  for (size_t i = 0; i < memory_count; i++)
-    if (is_parkable(memories[i])) take_parts(memories[i]);
+  give_parts_up();
   say(keeper, "dropped\n");
 }
 
