@@ -101,7 +101,10 @@ int cuDeviceGetCount(int *count) { *count = atoi(getenv("MADE_UP_GPUS") ?: "1");
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
 int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0xab + device, 16); return 0; }
 int cuDeviceGetUuid(char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
-int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 0; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 16 ? 132 : attribute == 39 ? 2048 : 0; /* the processors of an H100, and the threads of each */
+  return 0;
+}
 int cuDevicePrimaryCtxRetain(uint64_t *context, int device) { *context = device + 1; return 0; }
 int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = !getenv("MADE_UP_APART"); return 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *active = 1; return 0; }

@@ -28,7 +28,7 @@ from notebooks import wait_until
 from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.errors import DriverError
 from jupyter_gpuckpt.freeze.parking import HASH, Elsewhere, Parked, Parking, Seen, giving_back
-from jupyter_gpuckpt.freeze.parking_channel import run_on
+from jupyter_gpuckpt.freeze.parking_channel import parkable, run_on
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="parking is for x86-64"),
@@ -335,6 +335,22 @@ def test_a_context_has_the_least_local_memory_while_its_process_is_frozen(start:
         held.comes_back()
         assert process.ask(STACKS) == [1024, 8192]
     assert process.ask("marks(0), marks(1)") == [[5] * 3, [6] * 3]
+
+
+def test_a_process_with_much_local_memory_parks_however_little_else_it_has(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("alloc(2 << 20), mark(0, 5)")
+    assert [size for _, size in parkable(process.run_dir, process.pid)] == [2 * MIB]
+    process.ask("cu.cuCtxSetLimit(0, ctypes.c_size_t(2048))")
+    told = parkable(process.run_dir, process.pid)
+    assert [size for _, size in told] == [256 * MIB]
+    parking = held.parks(told=[list(place) for place in told])
+    run_on(process.run_dir, process.pid)
+    assert process.ask(STACKS)[0] == 16
+    parking.finish_copy()
+    held.comes_back()
+    assert process.ask("marks(0)") == [5] * 3
 
 
 def test_memory_waits_for_room_for_local_memory_too(start: Start) -> None:

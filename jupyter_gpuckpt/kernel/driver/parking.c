@@ -30,6 +30,7 @@ enum { BATCH = 64 };         /* parts in one message, with a descriptor each */
 enum { ACK_SECONDS = 60 };   /* for how long the holder may take over one message */
 enum { CLOSE_SECONDS = 5 };   /* for how long the holder may take to close what it was shown */
 enum { WORTH_IT = 256 << 20 }; /* bytes from which on the keeper has a process park */
+enum { MUCH_LOCAL = 512 << 20 }; /* bytes of local memory from which on it does so, too */
 enum { KEEPER_SECONDS = 10 }; /* for how long the keeper may take to say what comes next, until memory is parked */
 
 /* Where a part's bytes are while it is parked, and how many. */
@@ -162,8 +163,26 @@ static int retain_contexts(void) {
  * So what a context had it has again before anything can run. */
 
 enum { STACK_SIZE = 0, SMALLEST_STACK = 16 };
+enum { PROCESSORS = 16, THREADS_OF_EACH = 39 }; /* CUdevice_attribute */
 
 static size_t stack_sizes[MOST_DEVICES]; /* what the contexts had that have the smallest meanwhile, in bytes */
+
+/* Return how many bytes of it the primary context of a GPU has. */
+static uint64_t local_memory(int device) {
+  void *context, *left;
+  unsigned flags;
+  int active, processors, threads;
+  size_t size = 0;
+  if (cu.PrimaryState(device, &flags, &active) || !active || cu.DeviceAttribute(&processors, PROCESSORS, device) ||
+      cu.DeviceAttribute(&threads, THREADS_OF_EACH, device) || cu.PrimaryRetain(&context, device))
+    return 0;
+  if (!cu.CtxPush(context)) {
+    if (cu.CtxGetLimit(&size, STACK_SIZE)) size = 0;
+    cu.CtxPop(&left);
+  }
+  cu.PrimaryRelease(device);
+  return size * (uint64_t)processors * (uint64_t)threads;
+}
 
 static void shrink_stacks(void) {
   for (int device = 0; device < MOST_DEVICES; device++) {
@@ -634,6 +653,7 @@ static void say_what_there_is(void) {
   int64_t bytes;
   for (int device = 0; device < MOST_DEVICES && (bytes = gpuckpt_parkable_on(device, uuid)) >= 0; device++) {
     if (!device && has_managed() && bytes < WORTH_IT) bytes = WORTH_IT; /* it has to park */
+    if (bytes && bytes < WORTH_IT && local_memory(device) >= MUCH_LOCAL) bytes = WORTH_IT;
     *end++ = ' ';
     for (size_t i = 0; i < sizeof uuid; i++) end += sprintf(end, "%02x", uuid[i]);
     end += sprintf(end, "=%lld", (long long)bytes);
