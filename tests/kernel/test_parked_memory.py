@@ -101,6 +101,10 @@ def start(tmp_path: Path, made_up_driver: Path, monkeypatch: pytest.MonkeyPatch)
         one.close()
 
 
+STACKS = """[(ctypes.CDLL(driver).cuCtxSetCurrent(ctypes.c_void_p(gpu + 1)), s := ctypes.c_size_t(),
+ctypes.CDLL(driver).cuCtxGetLimit(ctypes.byref(s), 0), s.value)[-1] for gpu in range(2)]""".replace("\n", " ")
+
+
 def free_bytes(process: Process) -> int:
     return int(process.ask("free()[0]"))
 
@@ -275,6 +279,7 @@ def test_where_there_is_no_room_for_it_nothing_is_kept_and_it_comes_back_later(s
     ):
         pass
     assert given_up
+    assert process.ask(STACKS) == [16, 1024]
     assert process.ask("ctypes.CDLL(driver).cuMemRelease(plain)") == 0
     held.comes_back()
     assert process.ask("[marks(n) for n in range(4)]") == [[n + 1] * 3 for n in range(4)]
@@ -316,10 +321,6 @@ def test_the_holder_fills_where_another_program_has_taken_the_room_for_both(star
     assert process.ask("[marks(n) for n in range(70)]") == [[n + 1] * 3 for n in range(70)]
     assert process.ask(OPENED) == 1
     wait_until(lambda: free_bytes(process) == free, what="somebody has more memory on the GPU than before")
-
-
-STACKS = """[(ctypes.CDLL(driver).cuCtxSetCurrent(ctypes.c_void_p(gpu + 1)), s := ctypes.c_size_t(),
-ctypes.CDLL(driver).cuCtxGetLimit(ctypes.byref(s), 0), s.value)[-1] for gpu in range(2)]""".replace("\n", " ")
 
 
 def test_a_context_has_the_least_local_memory_while_its_process_is_frozen(start: Start) -> None:

@@ -528,9 +528,10 @@ static int load(const char *path) {
   return result;
 }
 
-/* Give up what was got back so far: where there was no room for all of it. */
+/* Give up what was got back so far: where there was no room for all of it. The driver takes the process away again. */
 static void drop(void) {
   give_parts_up();
+  shrink_stacks();
   say(keeper, "dropped\n");
 }
 
