@@ -169,6 +169,7 @@ int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64
 /* What is mapped, each by one call. */
 static struct { uint64_t address, size; } maps[16384];
 static int map_count;
+int made_up_maps(void) { return map_count; }
 static int is_mapped(int i, uint64_t address, size_t size) {
   return maps[i].address < address + size && address < maps[i].address + maps[i].size;
 }
@@ -376,6 +377,8 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *s) { return
 /* What is copied may be written to meanwhile. */
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *s) {
   int result = copy_in(to, (void *)from, size);
+  begin_work(to, size);
+  begin_work(from, size);
   tear(to, "torn");
   return result;
 }

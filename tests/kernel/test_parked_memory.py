@@ -300,12 +300,13 @@ def test_many_parts_come_back_from_few_pieces_where_the_gpu_has_room_for_both(st
     process.ask(f"cu.cuMemSetAccess(ctypes.c_uint64(blocks[136][0]), ctypes.c_size_t(2 << 20), {read_only})")
     process.ask("cu.cuMemUnmap(ctypes.c_uint64(blocks[137][0]), ctypes.c_size_t(2 << 20))")
     expected = [[n + 1 if n % 2 == 0 else 0] * 3 for n in range(137)]
-    free = process.ask("free()")
+    free, maps = process.ask("free()"), process.ask("ctypes.CDLL(driver).made_up_maps()")
     for times in (1, 2):
         held.parks().finish_copy()
         held.comes_back()
         assert process.ask("[marks(n) for n in range(137)]") == expected
         assert process.ask(OPENED) == 4 * times, "the pieces of two GPUs, 3 and 1"
+        assert process.ask("ctypes.CDLL(driver).made_up_maps()") == maps, "a piece is open here"
         wait_until(lambda: process.ask("free()") == free, what="somebody has more memory on the GPUs than before")
 
 
@@ -314,7 +315,7 @@ def test_the_holder_fills_where_another_program_has_taken_the_room_for_both(star
     process = held.process
     process.ask("[alloc(2 << 20) for _ in range(70)], [mark(n, n + 1) for n in range(70)]")
     free = free_bytes(process)
-    held.parks()
+    held.parks().finish_copy()  # the holder has its pieces
     process.is_full.touch()
     held.comes_back()
     assert not process.is_full.exists()
