@@ -50,7 +50,6 @@ process can have its memory back from there.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import ctypes
 import functools
@@ -60,18 +59,16 @@ import mmap
 import os
 import select
 import socket
-import struct
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuda.bindings import driver
-
 from ..linux import memory
+from .held_vram import SLACK, Addresses, Gpu, Item, Part, Piece, close_all, free_bytes, gpu_of, gpus_of, number_of, run
+from .holder_messages import ITEM, NUMBER, Batch, batches, lend, socket_of
 from .parking import BORROWED, IN_USE, KNOWN, MADE, WANTED, WRONG, single_hashes
 from .parking_channel import CHANGED, path_of
 from .populate import populate_mapped, resize
@@ -81,29 +78,9 @@ from .vram_hashes import CHUNK, ZEROS, Hasher
 
 __all__ = ["main"]
 
-_ITEM = struct.Struct("<QQ")
-"""What a message has of each part: its offset in the file, and its size. The last is the part that comes after these,
-without a descriptor yet; its size is 0 where there is none (parking.c)."""
-_NUMBER = struct.Struct("<Q")
-"""The answer: for how many bytes more there is room. The first one is a greeting: 1 where all that it was shown is open
-here, or how many pieces are lent. The last one thanks."""
 _CAN_COPY = 4
 """From this protocol on the process can copy from pieces itself (parking.c)."""
-_WORTH_GATHERING = 64
-"""Parts on a GPU from which on they are gathered: to open them takes 0.15 ms each."""
-_BATCH = 64
-"""Parts in one message at most."""
 _FOR_ALL = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for the contexts of all GPUs
-_FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-_ON_DEVICE = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-_READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-_PIDFD_GETFD = 438
-_SLACK = 64 << 20
-"""Bytes of GPU memory to leave free when a part of a block is there twice for a moment."""
-_REST = 2 << 30
-"""Bytes of GPU memory to leave for what the driver brings back itself."""
-_PIECE = 1 << 30
-"""Bytes that are brought to the GPU at once: no fewer than a part of a block has (parking.c)."""
 _STEP = 2 << 30
 """Bytes of memory that are made ready at once, about."""
 _UNKNOWN_HASH = bytes(32)
@@ -112,290 +89,7 @@ _HOST_SLACK = 256 << 20
 """Bytes of host memory to leave to others."""
 _NO_ROOM = "no room"
 _UNKNOWN = "unknown"
-_LIMIT = 60.0  # for how long the process may take over one part, in seconds
-_LENDS = 3.0  # and one that something is borrowed of: one that hangs is what people restore from
-
-
-def _run(call: str, *arguments: Any) -> Any:
-    result, *values = getattr(driver, call)(*arguments)
-    if int(result):
-        raise RuntimeError(f"{call} gave {result.name}")
-    return values[0] if values else None
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A part of another process's memory: where the file has it, and a descriptor of it; -1 where there is none yet."""
-
-    offset: int
-    size: int
-    fd: int
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """One message: parts of another process's memory, and the one after them; its size is 0 where there is none."""
-
-    items: list[_Item]
-    after: _Item
-
-
-class _Addresses:
-    """Addresses for all of the parked memory of a GPU; in them every part has its place, by its offset in the file."""
-
-    def __init__(self, device: int, first: int, size: int) -> None:
-        self._device, self._size, self._first = device, size, first
-        self._start = int(_run("cuMemAddressReserve", size, 0, 0, 0))
-
-    def map(self, items: Iterable[_Item]) -> list[_Part]:
-        """Open another process's parts, which follow one another, and map them; not to be used before `allow`."""
-        parts = []
-        for item in items:
-            try:
-                handle = _run("cuMemImportFromShareableHandle", item.fd, _FD)
-            finally:
-                os.close(item.fd)
-            address = self._start + item.offset - self._first
-            _run("cuMemMap", address, item.size, 0, handle, 0)
-            parts.append(_Part(item.offset, item.size, address, handle))
-        return parts
-
-    def allow(self, parts: Sequence[_Part]) -> None:
-        """Let the GPU use parts that follow one another."""
-        if parts:
-            _allow(self._device, parts[0].address, parts[-1].offset + parts[-1].size - parts[0].offset)
-
-    def close(self) -> None:
-        _run("cuMemAddressFree", self._start, self._size)
-
-
-class _Part:
-    """A part of another process's memory, mapped here; `offset` is where its bytes are in the file."""
-
-    def __init__(self, offset: int, size: int, address: int, handle: Any) -> None:
-        self.offset, self.size, self.address = offset, size, address
-        self._handle = handle
-
-    @property
-    def range(self) -> Range:
-        """Where its bytes are in the file."""
-        return self.offset, self.offset + self.size
-
-    def close(self) -> None:
-        _run("cuMemUnmap", self.address, self.size)
-        _run("cuMemRelease", self._handle)
-
-
-class _Piece:
-    """A piece of the file, in GPU memory of this program's own; a multiple of `CHUNK` bytes."""
-
-    def __init__(self, device: int, offset: int, size: int) -> None:
-        self.offset, self.size = offset, size
-        kind = driver.CUmemAllocationProp()
-        kind.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        kind.location.type, kind.location.id = _ON_DEVICE, device
-        kind.requestedHandleTypes = _FD
-        self._handle = _run("cuMemCreate", size, kind, 0)
-        self.address = int(_run("cuMemAddressReserve", size, 0, 0, 0))
-        _run("cuMemMap", self.address, size, 0, self._handle, 0)
-        _allow(device, self.address, size)
-
-    @property
-    def range(self) -> Range:
-        """Where its bytes are in the file."""
-        return self.offset, self.offset + self.size
-
-    def exported(self) -> int:
-        """Return a descriptor by which another process can open it."""
-        return int(_run("cuMemExportToShareableHandle", self._handle, _FD, 0))
-
-    def close(self) -> None:
-        _run("cuMemUnmap", self.address, self.size)
-        _run("cuMemAddressFree", self.address, self.size)
-        _run("cuMemRelease", self._handle)
-
-
-class _Gpu:
-    """One GPU, and what this program has there: the bytes of the file from `first` to `end`.
-
-    Attributes
-    ----------
-    hasher : makes hashes of what is there; None where all is copied.
-    held : what of the bytes is on the GPU, in order: all that are not zero from some offset on, or nothing.
-    """
-
-    def __init__(self, uuid: str, first: int, size: int) -> None:
-        self.uuid, self.first, self.size = uuid, first, size
-        self.end = first + size
-        self._device = _number_of(uuid)
-        self._context = _run("cuDevicePrimaryCtxRetain", self._device)
-        self.hasher: Hasher | None = None
-        self.held: deque[_Part | _Piece] = deque()
-        self._addresses: _Addresses | None = None
-        """Where what is another's is mapped."""
-        self._gathered: list[_Part | _Piece] = []
-        """Parts whose bytes are in pieces by now."""
-
-    def use(self) -> None:
-        """Have this thread's calls be for this GPU."""
-        _run("cuCtxSetCurrent", self._context)
-
-    def reserve(self) -> _Addresses:
-        return _Addresses(self._device, self.first, self.size)
-
-    def open(self, items: Iterable[_Item]) -> None:
-        """Open parts of another's memory, and hold them; not to be used before `allow`."""
-        if self._addresses is None:
-            self._addresses = self.reserve()
-        self.held += self._addresses.map(items)
-
-    def allow(self) -> None:
-        """Let the GPU use all that was opened."""
-        if self._addresses is not None:
-            self._addresses.allow([part for part in self.held if isinstance(part, _Part)])
-
-    def hashes(self) -> bytes:
-        """Return the hashes of all chunks, of a process's parts that were opened. Raises `RuntimeError`."""
-        if self.hasher is None:
-            raise RuntimeError("there are no hashes")
-        size = sum(part.size for part in self.held)
-        made = self.hasher.hashes(self.held[0].address, size // CHUNK) if size else b""
-        # It may have freed some since it was asked: the file has holes there.
-        return made + ZEROS * ((self.size - size) // CHUNK)
-
-    def gather(self, in_use: Sequence[Range]) -> None:
-        """Copy what is in use of many parts into few pieces, and hold those, where there is room for both."""
-        parts, used = list(self.held), list(within([(self.first, self.end)], in_use))
-        if len(parts) < _WORTH_GATHERING or _free_bytes() <= size_of(used) + 2 * _PIECE + _REST:
-            return
-        pieces = deque[_Part | _Piece]()
-        try:
-            pieces.extend(self._pieces(used))
-        except RuntimeError as e:  # another program has taken the memory
-            print(f"nothing was gathered: {e}", file=sys.stderr)
-            _close(pieces)
-            return
-        for piece in pieces:
-            for at, size, address in self.held_within(within([piece.range], used)):
-                _run("cuMemcpyDtoDAsync", piece.address + at - piece.offset, address, size, 0)
-        _run("cuCtxSynchronize")
-        self._gathered, self.held = parts, pieces
-
-    def close_gathered(self) -> None:
-        """Close the parts that are gathered."""
-        gathered, self._gathered = self._gathered, []
-        _close(gathered)
-
-    def close_zeros(self, in_use: Sequence[Range]) -> None:
-        """Close the parts in which all is zero."""
-        parts = list(self.held)
-        self.held.clear()
-        for part in parts:
-            if any(within([part.range], in_use)):
-                self.held.append(part)
-            else:
-                part.close()
-
-    def make_pieces(self, in_use: Sequence[Range]) -> None:
-        """Make memory for what is in use of the bytes, and hold it."""
-        self.held.extend(self._pieces(in_use))
-
-    def _pieces(self, in_use: Sequence[Range]) -> Iterator[_Piece]:
-        for offset in range(self.first, self.end, _PIECE):
-            inside = list(within([(offset, min(offset + _PIECE, self.end))], in_use))
-            if inside:
-                begin = inside[0][0] // CHUNK * CHUNK
-                yield _Piece(self._device, begin, -((begin - inside[-1][1]) // CHUNK) * CHUNK)
-
-    def lent(self, in_use: Sequence[Range]) -> list[_Piece]:
-        """Return what is held, all in pieces, with zeros where it is not in use; nothing where it cannot be lent.
-
-        The process will have memory for all of it before it gives the pieces back.
-        """
-        pieces = [one for one in self.held if isinstance(one, _Piece)]
-        used = list(within([(self.first, self.end)], in_use))
-        if (
-            len(pieces) < len(self.held)
-            or any(True for _ in without(used, [one.range for one in pieces]))
-            or _free_bytes() - _SLACK < self.size
-        ):
-            return []
-        for piece in pieces:
-            for begin, end in without([piece.range], used):
-                _run("cuMemsetD8", piece.address + begin - piece.offset, 0, end - begin)
-        _run("cuCtxSynchronize")
-        return pieces
-
-    def held_within(self, ranges: Iterable[Range]) -> Iterator[tuple[int, int, int]]:
-        """Yield where bytes of these ranges are, of those that are here: the offset, their number, and the address."""
-        held = list(self.held)
-        for begin, end in ranges:
-            first = bisect.bisect_right(held, begin, key=lambda one: one.offset + one.size)
-            for one in itertools.islice(held, first, None):
-                if one.offset >= end:
-                    break
-                at, upto = max(begin, one.offset), min(end, one.offset + one.size)
-                yield at, upto - at, one.address + at - one.offset
-
-    def copy_wanted(self, lender: _Gpu, wanted: Sequence[bytes]) -> list[Range]:
-        """Copy the chunks of the file that are `wanted` from what is open of another process on the same GPU.
-
-        Return where they belong. The process may write to its memory meanwhile.
-        """
-        if not lender.held or self.hasher is None:
-            return []
-        lender.hasher = self.hasher
-        source = lender.held[0].address
-        found = {
-            key: source + number * CHUNK for number, key in enumerate(single_hashes(lender.hashes())) if key != ZEROS
-        }
-        runs: list[tuple[int, int, int]] = []  # where it begins and ends in the file, and the address of its bytes
-        for at in range(self.first, self.end, CHUNK):
-            if (there := found.get(wanted[at // CHUNK])) is None:
-                continue
-            if runs and runs[-1][1] == at and there - runs[-1][2] == at - runs[-1][0]:
-                runs[-1] = (runs[-1][0], at + CHUNK, runs[-1][2])
-            else:
-                runs.append((at, at + CHUNK, there))
-        for begin, end, there in runs:
-            for at, size, address in self.held_within([(begin, end)]):
-                _run("cuMemcpyDtoDAsync", address, there + at - begin, size, 0)
-        _run("cuCtxSynchronize")
-        return joined((begin, end) for begin, end, _ in runs)
-
-    def wrong(self, wanted: Sequence[bytes]) -> list[Range]:
-        """Return which chunks of what is held are not what is `wanted`. Raises `RuntimeError`."""
-        if self.hasher is None:
-            raise RuntimeError("there are no hashes")
-        found = []
-        for one in self.held:
-            made = single_hashes(self.hasher.hashes(one.address, one.size // CHUNK))
-            for number, key in enumerate(made, one.offset // CHUNK):
-                if key != wanted[number] != ZEROS:  # where it is zero nothing was brought
-                    found.append((number * CHUNK, (number + 1) * CHUNK))
-        return joined(found)
-
-    def spent(self, offset: int) -> Iterator[_Part | _Piece]:
-        """Let go of what has only bytes before an offset."""
-        while self.held and self.held[0].range[1] <= offset:
-            yield self.held.popleft()
-
-    def give_up(self) -> None:
-        self.close_gathered()
-        _close(self.held)
-        self.held.clear()
-        if self._addresses is not None:
-            self._addresses.close()
-            self._addresses = None
-
-    def rest(self) -> None:
-        """Give its context up."""
-        # The driver's own state stays, which takes no GPU memory; starting again would take half a second.
-        _run("cuCtxSetCurrent", None)
-        _run("cuDevicePrimaryCtxRelease", self._device)
-
-    def rise(self) -> None:
-        self._context = _run("cuDevicePrimaryCtxRetain", self._device)
+_LENDS = 3.0  # for how long one that something is borrowed of may take over one part, in seconds; it may hang
 
 
 @dataclass(frozen=True)
@@ -417,7 +111,7 @@ class _Holder:
         used = self._part if state == "new" else self._whole
         if state in ("new", "awaited"):
             resize(used, size)
-        self._gpus = _gpus(places)
+        self._gpus = gpus_of(places)
         with used.open("r+b") as opened:
             self._file = mmap.mmap(opened.fileno(), 0)
             self._in_use = data_of(opened.fileno()) if state == "kept" else self._told_in_use()
@@ -434,7 +128,7 @@ class _Holder:
         """What of it would be copied."""
         self._left: list[Range] = []
         """What of it was not copied, since it is found elsewhere."""
-        self._lenders: list[_Gpu] = []
+        self._lenders: list[Gpu] = []
         """What is open of a process that something was borrowed of: to close many parts takes long."""
         self.verifies = False
         """Whether it can verify what it is brought."""
@@ -455,7 +149,7 @@ class _Holder:
             told = self._note(IN_USE).read_bytes()
         except FileNotFoundError:
             return [(0, self._size)]
-        return [(begin, begin + size) for begin, size in _ITEM.iter_unpack(told)]
+        return [(begin, begin + size) for begin, size in ITEM.iter_unpack(told)]
 
     def _knows_all_wanted(self) -> bool:
         try:
@@ -463,16 +157,16 @@ class _Holder:
         except FileNotFoundError:
             return False
 
-    def _each(self) -> Iterator[_Gpu]:
+    def _each(self) -> Iterator[Gpu]:
         """Yield each GPU, and use it meanwhile."""
         for gpu in self._gpus:
             gpu.use()
             yield gpu
 
-    def _on_all(self, what: Callable[[_Gpu], object]) -> None:
+    def _on_all(self, what: Callable[[Gpu], object]) -> None:
         """Do something for all GPUs at once."""
 
-        def do(gpu: _Gpu) -> None:
+        def do(gpu: Gpu) -> None:
             gpu.use()
             what(gpu)
 
@@ -480,11 +174,11 @@ class _Holder:
             for done in [pool.submit(do, gpu) for gpu in self._gpus]:
                 done.result()
 
-    def _of(self, offset: int, size: int) -> _Gpu:
+    def _of(self, offset: int, size: int) -> Gpu:
         """Return the GPU whose bytes these are."""
-        return _of(self._gpus, _Item(offset, size, -1))
+        return gpu_of(self._gpus, Item(offset, size, -1))
 
-    def _by_gpu(self, batch: _Batch) -> Iterator[tuple[_Gpu, list[_Item]]]:
+    def _by_gpu(self, batch: Batch) -> Iterator[tuple[Gpu, list[Item]]]:
         for gpu, items in itertools.groupby(batch.items, lambda item: self._of(item.offset, item.size)):
             gpu.use()
             yield gpu, list(items)
@@ -498,7 +192,7 @@ class _Holder:
     def _register(self, ranges: Iterable[Range]) -> None:
         self._gpus[0].use()
         for begin, end in ranges:
-            _run("cuMemHostRegister", self._staging + begin, end - begin, _FOR_ALL)
+            run("cuMemHostRegister", self._staging + begin, end - begin, _FOR_ALL)
 
     # -- before
 
@@ -506,9 +200,9 @@ class _Holder:
         self._close_seen()
         self.changes = os.open(self._note(CHANGED), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            with _socket_of(pid, fd, 0) as there:
-                self._open(_batches(there))
-                there.send(_NUMBER.pack(0))
+            with socket_of(pid, fd, 0) as there:
+                self._open(batches(there))
+                there.send(NUMBER.pack(0))
             looked = self._look()
         except (RuntimeError, OSError) as e:
             print(f"it was not seen: {e}", file=sys.stderr)
@@ -517,7 +211,7 @@ class _Holder:
         self._expected = looked.new
         return f"seen {size_of(looked.in_use)} {size_of(looked.new)}"
 
-    def _open(self, batches: Iterable[_Batch]) -> None:
+    def _open(self, batches: Iterable[Batch]) -> None:
         self._is_open = True
         for batch in batches:
             for gpu, items in self._by_gpu(batch):
@@ -558,13 +252,13 @@ class _Holder:
 
     def take(self, pid: int, fd: int) -> None:
         self.look_for_changes()
-        with _socket_of(pid, fd, int(self._is_open)) as there:
-            batches = _batches(there)
-            first = next(batches)
+        with socket_of(pid, fd, int(self._is_open)) as there:
+            coming = batches(there)
+            first = next(coming)
             if not self._is_open or first.items:
                 self._close_seen()
-                self._open(itertools.chain([first], batches))
-            there.send(_NUMBER.pack(0))
+                self._open(itertools.chain([first], coming))
+            there.send(NUMBER.pack(0))
         # From here on nobody else has it. What cannot be copied can still be given back.
         self._has_taken = True
         self._close_seen()
@@ -614,9 +308,9 @@ class _Holder:
         self._pin(missing)
         pieces = list(within(ranges, self._pinned))
 
-        def copy(gpu: _Gpu) -> None:
+        def copy(gpu: Gpu) -> None:
             for at, size, address in gpu.held_within(pieces):
-                _run("cuMemcpyDtoHAsync", self._staging + at, address, size, 0)
+                run("cuMemcpyDtoHAsync", self._staging + at, address, size, 0)
 
         self._on_all(copy)
 
@@ -628,7 +322,7 @@ class _Holder:
             print(self._failed, file=sys.stderr)
             return self._failed if self._failed.startswith(_NO_ROOM) else "not copied"
         for _ in self._each():
-            _run("cuCtxSynchronize")
+            run("cuCtxSynchronize")
         if self._has_taken and not self._left and self._part.exists():
             self._part.rename(self._whole)
         return "copied"
@@ -652,32 +346,30 @@ class _Holder:
     # -- and back
 
     def load(self) -> str:
-        # While blocks are filled, a part of one is there twice, and of a piece the rest of which belongs to the next.
         for gpu in self._each():
-            in_use = size_of(within([(gpu.first, gpu.end)], self._in_use))
-            if _free_bytes() <= in_use + 2 * _PIECE + _REST:
+            if not gpu.has_room_for(list(within([(gpu.first, gpu.end)], self._in_use))):
                 return _NO_ROOM
         pieces = list(within(self._in_use, self._pinned))
         for gpu in self._each():
             gpu.make_pieces(self._in_use)
             for at, size, address in gpu.held_within(pieces):
-                _run("cuMemcpyHtoDAsync", address, self._staging + at, size, 0)
+                run("cuMemcpyHtoDAsync", address, self._staging + at, size, 0)
         return "loaded"
 
     def borrow(self, pid: int, fd: int, sizes: Sequence[int]) -> str:
-        lenders = self._lenders = _gpus([(gpu.uuid, size) for gpu, size in zip(self._gpus, sizes, strict=True)])
+        lenders = self._lenders = gpus_of([(gpu.uuid, size) for gpu, size in zip(self._gpus, sizes, strict=True)])
         try:
-            with _socket_of(pid, fd, 0, _LENDS) as there:
-                for batch in _batches(there):
-                    for first, items in itertools.groupby(batch.items, lambda item: _of(lenders, item).first):
+            with socket_of(pid, fd, 0, _LENDS) as there:
+                for batch in batches(there):
+                    for first, items in itertools.groupby(batch.items, lambda item: gpu_of(lenders, item).first):
                         lender = next(one for one in lenders if one.first == first)
                         lender.use()
                         lender.open(items)
-                there.send(_NUMBER.pack(0))
+                there.send(NUMBER.pack(0))
             wanted, has = single_hashes(self._note(WANTED).read_bytes()), list[Range]()
             lender_of = {gpu.first: lender for gpu, lender in zip(self._gpus, lenders, strict=True)}
 
-            def copy(gpu: _Gpu) -> None:
+            def copy(gpu: Gpu) -> None:
                 lender_of[gpu.first].allow()
                 has.extend(gpu.copy_wanted(lender_of[gpu.first], wanted))
 
@@ -686,7 +378,7 @@ class _Holder:
             print(f"nothing was borrowed: {e}", file=sys.stderr)
             self._close_lenders()
             return "not borrowed"
-        _write(self._note(BORROWED), b"".join(_ITEM.pack(begin, end - begin) for begin, end in sorted(has)))
+        _write(self._note(BORROWED), b"".join(ITEM.pack(begin, end - begin) for begin, end in sorted(has)))
         return "borrowed"
 
     def _close_lenders(self) -> None:
@@ -702,7 +394,7 @@ class _Holder:
         self._on_all(lambda gpu: wrong.extend(gpu.wrong(wanted)))
         if not wrong:
             return "verified"
-        _write(self._note(WRONG), b"".join(_ITEM.pack(begin, end - begin) for begin, end in sorted(wrong)))
+        _write(self._note(WRONG), b"".join(ITEM.pack(begin, end - begin) for begin, end in sorted(wrong)))
         return "wrong"
 
     def bring(self, at: int, size: int, to: int) -> str:
@@ -710,7 +402,7 @@ class _Holder:
             raise RuntimeError("there is more than there is room for")
         for gpu in self._each():
             for offset, part, address in gpu.held_within([(to, to + size)]):
-                _run("cuMemcpyHtoD", address, self._staging + at + offset - to, part)
+                run("cuMemcpyHtoD", address, self._staging + at + offset - to, part)
         return str(at)
 
     def rest(self) -> str:
@@ -720,7 +412,7 @@ class _Holder:
             gpu.give_up()
         self._gpus[0].use()
         for begin, _ in self._pinned:
-            _run("cuMemHostUnregister", self._staging + begin)
+            run("cuMemHostUnregister", self._staging + begin)
         for gpu in self._each():
             gpu.rest()
         self._resting = True
@@ -737,14 +429,14 @@ class _Holder:
         for gpu in self._each():
             gpu.close_gathered()
         lent = self._lent() if protocol >= _CAN_COPY else []
-        with _socket_of(pid, fd, len(lent)) as there:
-            _lend(there, lent)
+        with socket_of(pid, fd, len(lent)) as there:
+            lend(there, lent)
             addresses = {gpu.first: gpu.reserve() for gpu in self._each()}
             # Nothing comes where the process has copied all.
             filled = self._fill(there, addresses)
-            there.send(_NUMBER.pack(0))
+            there.send(NUMBER.pack(0))
         # The process goes on meanwhile.
-        _close(filled)
+        close_all(filled)
         for reserved in addresses.values():
             reserved.close()
         for gpu in self._each():
@@ -752,17 +444,17 @@ class _Holder:
         self._close_lenders()
         return "filled"
 
-    def _lent(self) -> list[_Piece]:
+    def _lent(self) -> list[Piece]:
         """Return all that is held as pieces that can be lent; nothing where one of the GPUs has some that cannot."""
         lent = [gpu.lent(self._in_use) for gpu in self._each() if gpu.size]
         return list(itertools.chain(*lent)) if all(lent) else []
 
-    def _fill(self, there: socket.socket, addresses: dict[int, _Addresses]) -> list[_Part | _Piece]:
+    def _fill(self, there: socket.socket, addresses: dict[int, Addresses]) -> list[Part | Piece]:
         """Fill what comes; return what there is to close of it, and of what was held."""
-        room, filled, spent = 0, list[_Part | _Piece](), list[_Part | _Piece]()
-        last: _Gpu | None = None
+        room, filled, spent = 0, list[Part | Piece](), list[Part | Piece]()
+        last: Gpu | None = None
         """The GPU that `room` is of."""
-        for batch in _batches(there):
+        for batch in batches(there):
             for gpu, items in self._by_gpu(batch):
                 parts = addresses[gpu.first].map(items)
                 addresses[gpu.first].allow(parts)
@@ -772,142 +464,50 @@ class _Holder:
                 room = (room if gpu is last else 0) - sum(part.size for part in parts)
                 last = gpu
             for _ in self._each():
-                _run("cuCtxSynchronize")
+                run("cuCtxSynchronize")
             if batch.after.size == 0:
                 break
             gpu = self._of(batch.after.offset, batch.after.size)
             room = room if gpu is last else 0
             if batch.after.size > room:  # it waits
-                _close(spent)
+                close_all(spent)
                 spent.clear()
                 more = self._room_for(gpu, batch.after.size) - room
-                there.send(_NUMBER.pack(more))
+                there.send(NUMBER.pack(more))
                 room, last = room + more, gpu
         return spent + filled
 
-    def _copy_to(self, gpu: _Gpu, new: Sequence[_Part]) -> None:
+    def _copy_to(self, gpu: Gpu, new: Sequence[Part]) -> None:
         """Begin to copy what belongs into parts that follow one another; zeros too, whatever the driver gives out."""
         first = new[0].offset
         here, start = [(first, new[-1].range[1])], new[0].address
         in_use = list(within(here, self._in_use))
         for begin, end in without(here, in_use):
-            _run("cuMemsetD8", start + begin - first, 0, end - begin)
+            run("cuMemsetD8", start + begin - first, 0, end - begin)
         if gpu.held:
             for at, size, address in gpu.held_within(in_use):
-                _run("cuMemcpyDtoDAsync", start + at - first, address, size, 0)
+                run("cuMemcpyDtoDAsync", start + at - first, address, size, 0)
         else:
             for begin, end in within(in_use, self._pinned):
-                _run("cuMemcpyHtoDAsync", start + begin - first, self._staging + begin, end - begin, 0)
+                run("cuMemcpyHtoDAsync", start + begin - first, self._staging + begin, end - begin, 0)
 
-    def _room_for(self, gpu: _Gpu, size: int) -> int:
+    def _room_for(self, gpu: Gpu, size: int) -> int:
         """Return for how many bytes a GPU has room beside what is held; for so many, if need be without that."""
         gpu.use()
-        free = _free_bytes() - _SLACK
+        free = free_bytes() - SLACK
         if free < size and self._lenders:
             self._close_lenders()
             gpu.use()
-            free = _free_bytes() - _SLACK
+            free = free_bytes() - SLACK
         if free < size and gpu.held and not self._is_brought and self.complete() == "complete":
             # What is held is in the file too; from there it takes no memory of the GPU.
             gpu.use()
             gpu.give_up()
-            free = _free_bytes() - _SLACK
+            free = free_bytes() - SLACK
         return max(size, free)
 
 
-def _allow(device: int, address: int, size: int) -> None:
-    """Let a GPU use memory that is mapped."""
-    access = driver.CUmemAccessDesc()
-    access.location.type, access.location.id = _ON_DEVICE, device
-    access.flags = _READ_WRITE
-    _run("cuMemSetAccess", address, size, [access], 1)
-
-
-def _free_bytes() -> int:
-    result, free, _ = driver.cuMemGetInfo()
-    if int(result):
-        raise RuntimeError(f"cuMemGetInfo gave {result.name}")
-    return int(free)
-
-
-def _gpus(places: Sequence[tuple[str, int]]) -> list[_Gpu]:
-    """Make these GPUs this program's, which the file has so many bytes of."""
-    _run("cuInit", 0)
-    ends = itertools.accumulate(size for _, size in places)
-    with ThreadPoolExecutor(len(places)) as pool:
-        made = [pool.submit(_Gpu, uuid, end - size, size) for (uuid, size), end in zip(places, ends, strict=True)]
-    return [one.result() for one in made]
-
-
-def _of(gpus: Iterable[_Gpu], item: _Item) -> _Gpu:
-    """Return the GPU whose bytes these are. Raises `RuntimeError`."""
-    for gpu in gpus:
-        if gpu.first <= item.offset and item.offset + item.size <= gpu.end:
-            return gpu
-    raise RuntimeError("the process has more memory by now than there is room for")
-
-
-def _number_of(uuid: str) -> int:
-    """Return the number that a GPU has here."""
-    for number in range(_run("cuDeviceGetCount")):
-        device = _run("cuDeviceGet", number)  # the same number (CUdevice of the driver API)
-        if bytes(_run("cuDeviceGetUuid", device).bytes).hex() == uuid.removeprefix("GPU-").replace("-", ""):
-            return number
-    raise RuntimeError(f"there is no GPU {uuid}")
-
-
-@contextlib.contextmanager
-def _socket_of(pid: int, fd: int, greeting: int, limit: float = _LIMIT) -> Iterator[socket.socket]:
-    """Open the same socket as another process has open, and greet it."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        own = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, fd, 0)
-        if own < 0:
-            raise OSError(ctypes.get_errno(), f"socket {fd} of process {pid}")
-    finally:
-        os.close(pidfd)
-    with socket.socket(fileno=own) as there:
-        there.settimeout(limit)
-        there.send(_NUMBER.pack(greeting))  # the process gives its own copy up
-        yield there
-
-
-def _batches(there: socket.socket) -> Iterator[_Batch]:
-    """Yield what comes, but for the end."""
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(there, (_BATCH + 1) * _ITEM.size, _BATCH)
-        items = list(_ITEM.iter_unpack(data))
-        if len(items) != len(descriptors) + 1:
-            raise RuntimeError("the process broke off")
-        *parts, after = itertools.starmap(
-            _Item, ((*item, fd) for item, fd in zip(items, [*descriptors, -1], strict=True))
-        )
-        yield _Batch(parts, after)
-        if after.size == 0:
-            return
-
-
-def _lend(there: socket.socket, pieces: Sequence[_Piece]) -> None:
-    """Send another process descriptors of pieces, as that one sends its parts."""
-    for at in range(0, len(pieces), _BATCH):
-        some = pieces[at : at + _BATCH]
-        after = pieces[at + _BATCH] if at + _BATCH < len(pieces) else None
-        items = [(piece.offset, piece.size) for piece in some] + [(after.offset, after.size) if after else (0, 0)]
-        descriptors: list[int] = []
-        try:
-            descriptors.extend(piece.exported() for piece in some)
-            socket.send_fds(there, [b"".join(_ITEM.pack(*item) for item in items)], descriptors)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-
-def _close(parts: Iterable[_Part | _Piece]) -> None:
-    for part in parts:
-        part.close()
-
-
-def _have_hasher(gpu: _Gpu) -> None:
+def _have_hasher(gpu: Gpu) -> None:
     try:
         gpu.hasher = Hasher()
     except (RuntimeError, OSError) as e:
@@ -944,19 +544,19 @@ def _likely(uuids: Sequence[str]) -> Iterator[None]:
     kept = []
 
     def retain(uuid: str) -> None:
-        device = _number_of(uuid)
-        _run("cuDevicePrimaryCtxRetain", device)
+        device = number_of(uuid)
+        run("cuDevicePrimaryCtxRetain", device)
         kept.append(device)
 
     with contextlib.suppress(RuntimeError):  # what fails here fails again where it is needed
-        _run("cuInit", 0)
+        run("cuInit", 0)
         with ThreadPoolExecutor(len(uuids) or 1) as pool:
             list(pool.map(retain, uuids))
     try:
         yield
     finally:
         for device in kept:
-            _run("cuDevicePrimaryCtxRelease", device)
+            run("cuDevicePrimaryCtxRelease", device)
 
 
 def _first_line() -> bytes:
