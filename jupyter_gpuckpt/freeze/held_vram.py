@@ -18,8 +18,20 @@ from .parking import single_hashes
 from .ranges import Range, joined, size_of, within, without
 from .vram_hashes import CHUNK, ZEROS, Hasher
 
-__all__ = ["SLACK", "Addresses", "Gpu", "Item", "Part", "Piece", "close_all", "free_bytes", "gpu_of", "gpus_of"]
-__all__ += ["number_of", "run"]
+__all__ = [
+    "SLACK",
+    "Addresses",
+    "Gpu",
+    "Item",
+    "Part",
+    "Piece",
+    "close_all",
+    "free_bytes",
+    "gpu_of",
+    "gpus_of",
+    "number_of",
+    "run",
+]
 
 SLACK = 64 << 20
 """Bytes of GPU memory to leave free when a part of a block is there twice for a moment."""

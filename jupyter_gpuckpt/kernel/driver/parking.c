@@ -417,19 +417,18 @@ static int fill_from(const source *from) {
   return result;
 }
 
-/* The GPU that has the bytes at an offset; -1: they are nobody's any more. */
+/* The GPU that has the bytes at an offset; any where they are nobody's any more, since nothing is copied of them. */
 static int device_at(uint64_t offset, uint64_t size) {
   for (size_t i = 0; i < memory_count; i++) {
     const memory *m = memories[i];
     if (is_parkable(m) && m->offset < offset + size && offset < m->offset + m->size) return device_of(m);
   }
-  return -1;
+  return 0;
 }
 
 static int open_piece(piece *p, int fd) {
   access_desc access = {{ON_DEVICE, device_at(p->offset, p->size)}, READ_WRITE};
   uint64_t handle;
-  if (access.place.id < 0) access.place.id = 0;
   int result = cu.Import(&handle, (void *)(intptr_t)fd, POSIX_FD);
   if (result) return result;
   if (!(result = cu.AddressReserve(&p->address, p->size, (size_t)0, (uint64_t)0, (uint64_t)0))) {
