@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
 
+from ..operations.results import Restored
 from ..quick_dataclass import dataclass
 
 __all__ = [
@@ -83,6 +84,12 @@ class RestoreInProgress:
     """How many clients it had, by channel."""
     fresh: bool = False
     """Whether a fresh kernel has been started in its place."""
+    run: str = ""
+    """The name of the run folder that it had: where the kernel's is another one, the snapshot has come up."""
+    result: Restored | None = None
+    """What the kernel from the snapshot is told; None in records of older versions."""
+    asked_at: float = 0.0
+    """When the restore was asked for, in seconds since the epoch."""
     kind: Literal["restore"] = "restore"
 
 

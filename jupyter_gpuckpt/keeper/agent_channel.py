@@ -109,17 +109,19 @@ class AgentChannel:
                 future.exception()  # seen: nobody may be waiting for it
         self._calls.clear()
 
-    def introduce(self, has_agent: bool) -> None:
+    def introduce(self, has_agent: bool, *, comes_back: bool) -> None:
         """Tell the agent, which another keeper had, that there is a new one: it ends whatever it waits for.
 
-        What it says until it has heard of this was meant for the dead keeper.
+        One whose kernel `comes_back` from a snapshot does not, where it was not told yet what became of that: it is
+        now. What it says until it has heard of this was meant for the dead keeper.
         """
         if not has_agent:
             self.hello.set_result({})
             return
         self._introduction = next(self._ids)
         # The first line ends one that the dead keeper may have left unfinished.
-        self._background(self._send(b"\n" + _line({"call": "new_keeper", "id": self._introduction, "args": {}})))
+        args = {"comes_back": comes_back}
+        self._background(self._send(b"\n" + _line({"call": "new_keeper", "id": self._introduction, "args": args})))
 
     def _background(self, work: Awaitable[None]) -> None:
         async def done() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import settings
+from ..client.in_progress import RestoreInProgress
 from ..client.kernel_start import kernel_program, new_run_folder
 from ..client.record import KERNEL_LOG, OUTPUT, Ended, KernelFolder, now
 from ..errors import GpuckptError, KernelLost, Refused
@@ -226,6 +227,8 @@ class Keeper:
         self.state.resumed, self.state.shared_files = None, {}
         self.last_cell, self.ran = None, {}
         self.state.sleep, self.state.worked = None, 0.0
+        if isinstance(self.state.operation, RestoreInProgress):
+            self.state.operation.fresh = True
         self.hold(space, channel, pid)
 
     def hold(self, space: Namespace, channel: AgentChannel, pid: int) -> None:

@@ -78,9 +78,9 @@ class Agent:
         self.sleeping = Sleeping(self, run_dir, self.housekeeping)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._channel = Channel(run_dir)
-        self.keeper = Requests(self._channel, run_dir, kernel.parent, self.later)
         self.saving = False
         self.reconnection = Reconnection(self, run_dir)
+        self.keeper = Requests(self._channel, run_dir, kernel.parent, self.later, self.reconnection.is_coming_back)
 
     def start(self) -> None:
         """Say hello to the keeper and listen to it from now on."""
@@ -152,7 +152,7 @@ class Agent:
             self.keeper.hear(message["for"], news_of(message))
             return
         if message["call"] == "new_keeper":
-            self._new_keeper(message["id"])
+            self._new_keeper(message["id"], **message["args"])
         elif message["call"] in ("about", "asleep", "auto_saved", "executed", "identity", "interrupted", "not_woken"):
             self._call(message)
         else:
@@ -198,12 +198,18 @@ class Agent:
         if message["id"]:
             self._channel.send({"reply": message["id"], **reply})
 
-    def _new_keeper(self, number: int) -> None:
-        """The keeper died and another holds the kernel now: nothing that was asked of the old one will be answered."""
-        self.later(self._after_broken_save)
+    def _new_keeper(self, number: int, *, comes_back: bool = False) -> None:
+        """The keeper died and another holds the kernel now: nothing that was asked of the old one will be answered.
+
+        Where the kernel `comes_back` from a snapshot, it is about to hear what became of that.
+        """
+        hears_more = comes_back and self.reconnection.is_coming_back()
+        if not hears_more:
+            self.later(self._after_broken_save)
         # The new keeper passes over every request that comes before the reply: these, and no others, end here.
         with self._channel.sending:
-            self.keeper.end_all((), None, _broken_off)
+            if not hears_more:
+                self.keeper.end_all((), None, _broken_off)
             about = {**self._about_cells(), "asked": self.cells.describe()}
             self._channel.send({"reply": number, "result": {"busy": self.cells.are_running(), **about}})
 

@@ -42,6 +42,7 @@ class Reconnection:
         self._token = ""
         self._environment = new_environment.NewEnvironment()
         self._run_id = self._run_of_requests = self._current_run_id()
+        self._run_told = self._run_back = self._run_id
         self._knows_who_it_is = threading.Condition()
         self._heard = threading.Event()
         self._heard.set()
@@ -114,8 +115,16 @@ class Reconnection:
             self._run_id = self._current_run_id()
             self._knows_who_it_is.notify_all()
 
+    def is_coming_back(self) -> bool:
+        """Tell whether this kernel is of a snapshot, and has not gone on from there: it was not told, or runs hooks."""
+        return not self._is_this(self._run_back)
+
     def resumed(self, asked: Asked, result: object, asked_at: float) -> dict[str, Any]:
-        """This kernel was just restored: run the hooks, and answer the cell that asked for it."""
+        """This kernel was just restored: run the hooks, and answer the cell that asked; once, however often told."""
+        run = self._current_run_id()
+        if run == self._run_told:
+            return {"faults": [], "notes": []}
+        self._run_told = run
         agent = self._agent
         restored = from_json(results.Restored, result)
         agent.saving = False
@@ -147,6 +156,7 @@ class Reconnection:
         waits = agent.keeper.awaited_by_cell(_TAKEN_FOR)
         if restored.stop_here and agent.cells.are_running() and not waits:
             agent.kernel.stop_cell()  # it was saved from outside, in its middle
+        self._run_back = run
         agent.keeper.end_all(_TAKEN_FOR, result, _overtaken)
         # Not before the answer: clients may be long in coming back, and widgets take a moment to import.
         name = "" if copy is not None else show.label_of(restored)
@@ -184,6 +194,7 @@ class Reconnection:
             self._heard.set()
             self._agent.cells.take_queued({"queued": filter(None, requests)})
             self._agent.kernel.in_main_loop(self._agent.kernel.hold, False)
+        self._run_back = self._current_run_id()
         self._agent.keeper.end_all(("hibernate",), to_json(results.WokenLater()), _overtaken)
         self._agent.later(partial(self._be_heard, "awake"))
         return {"faults": faults}

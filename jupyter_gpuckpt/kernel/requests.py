@@ -103,11 +103,20 @@ class _Waiting:
 class Requests:
     """Those of one kernel, which belongs to an ipykernel app.
 
-    What is to be done `later` is done in another thread than the one that hears the keeper.
+    What is to be done `later` is done in another thread than the one that hears the keeper. One that `is_coming_back`
+    from a snapshot is told by another keeper what became of that, where its own has died.
     """
 
-    def __init__(self, channel: Channel, run_dir: Path, app: Any, later: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        run_dir: Path,
+        app: Any,
+        later: Callable[[Callable[[], None]], None],
+        is_coming_back: Callable[[], bool],
+    ) -> None:
         self._channel, self._app = channel, app
+        self._is_coming_back = is_coming_back
         self._run_dir = run_dir
         self._later = later
         self._pid = os.getpid()
@@ -212,7 +221,8 @@ class Requests:
             except queue.Empty:
                 quiet += _ALIVE_EVERY
                 lock = self._run_dir / KEEPER_LOCK
-                if not is_locked(lock) and (lock.exists() or quiet >= _QUIET):
+                patience = _QUIET if self._is_coming_back() or not lock.exists() else 0.0
+                if not is_locked(lock) and quiet >= patience:
                     raise _ended(waiting.op, lock) from None
                 if quiet >= _QUIET:
                     if interrupted:

@@ -21,6 +21,7 @@ from keeper_faults import (
     keeper_pid,
     kill_keeper,
     names,
+    state,
     until_stage,
 )
 from notebooks import Notebook, wait_until
@@ -45,6 +46,19 @@ def hold(reached, go):
         open(reached, "w").close()
         while not os.path.exists(go):
             time.sleep(0.01)
+
+def hold_after(reached, go):
+    global times
+    times = 0
+
+    @jupyter_gpuckpt.after_restore
+    def hold(resumed):
+        global times
+        if resumed.restored:
+            times += 1
+            open(reached, "w").close()
+            while not os.path.exists(go):
+                time.sleep(0.01)
 """
 
 
@@ -216,6 +230,44 @@ def test_while_criu_restores_in_place(criu: Criu, notebook: Notebook, stage: str
     assert notebook.value("'x' in globals()") == "False"
     notebook.run("%gpuckpt restore here")
     assert notebook.value("x") == "1"
+    assert_works(notebook)
+
+
+@pytest.mark.shared_kernel(False)
+@pytest.mark.parametrize("way", ["", " --in-place"])
+def test_as_soon_as_the_other_kernel_is_there(notebook: Notebook, way: str) -> None:
+    """It is there, and was not told yet by whom it was asked for: the next keeper tells it."""
+    notebook.run(_HOOKS)
+    notebook.run("x = 1\n%gpuckpt save here\ngone_on = True")
+    notebook.run("x = 2")
+    for _ in range(3):  # it is told within a few milliseconds, and may be sooner
+        before = state(notebook)["run"]
+        cell = Asked(notebook, f"%gpuckpt restore here{way}")
+        wait_until(lambda before=before: state(notebook)["run"] != before, every=0.0002)
+        kill_keeper(notebook)
+        assert notebook.manager.is_alive()
+        assert cell.answer()["status"] == "ok"
+        assert notebook.value("x, gone_on, told") == "1 True ['None']"
+        wait_until(lambda: state(notebook).get("operation") is None)
+    assert_works(notebook)
+
+
+@pytest.mark.shared_kernel(False)
+def test_while_the_hooks_run_after_a_restore(notebook: Notebook, tmp_path: Path) -> None:
+    """They run once, and the cell is answered by the kernel that it asked for."""
+    reached, go = tmp_path / "reached", tmp_path / "go"
+    notebook.run(_HOOKS)
+    notebook.run(f"hold_after({str(reached)!r}, {str(go)!r})")
+    notebook.run("x = 1\n%gpuckpt save here\ngone_on = True")
+    cell = Asked(notebook, "%gpuckpt restore here")
+    wait_until(reached.exists)
+    kill_keeper(notebook)
+    assert notebook.manager.is_alive()
+    assert not cell.is_answered()
+    go.touch()
+    assert cell.answer()["status"] == "ok"
+    assert notebook.value("x, gone_on, told, times") == "1 True ['None'] 1"
+    wait_until(lambda: state(notebook).get("operation") is None)
     assert_works(notebook)
 
 

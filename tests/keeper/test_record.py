@@ -28,10 +28,26 @@ from jupyter_gpuckpt.client.sleep_record import (
     Sleep,
     UnconfirmedWake,
 )
-from jupyter_gpuckpt.operations.results import Executed, Summary
+from jupyter_gpuckpt.operations.results import Executed, Restored, Summary
 
 _HELD = [Held(7, {"GPU-1": 1 << 30})]
 _PARKED = ParkedMemory(pid=10007, thread=0, places=(("GPU-1", 1 << 30), ("GPU-2", 0)), holder=12)
+_SNAPSHOT = Summary(
+    name="a",
+    label="a",
+    id="0" * 32,
+    message="",
+    created="now",
+    size=1,
+    stored=1,
+    parent=None,
+    notebook="n.ipynb",
+    kernel_id="k",
+    execution_count=None,
+    gpu_memory=0,
+    frozen_seconds=0.5,
+)
+_RESTORED = Restored(**vars(_SNAPSHOT), warnings=["w"], given_up=None)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +56,7 @@ _PARKED = ParkedMemory(pid=10007, thread=0, places=(("GPU-1", 1 << 30), ("GPU-2"
         SaveInProgress("a", "stopped", still=[3], cuda=[7], held=_HELD, parking=[_PARKED], criu=31),
         MoveInProgress(cuda=[7], held=_HELD),
         RestoreInProgress("a", asked={"cell": {"header": {}}}, peers={"shell_port": 2}, fresh=True),
+        RestoreInProgress("a", run="run-1", result=_RESTORED, asked_at=1.5),
         WakeInProgress("a"),
     ],
     ids=lambda operation: operation.kind,
@@ -55,24 +72,9 @@ def test_what_was_begun_is_read_as_it_was_written(operation: InProgress, tmp_pat
 
 
 def test_a_hibernated_kernel_and_a_job_that_ended_are_read_as_they_were_written(tmp_path: Path) -> None:
-    snapshot = Summary(
-        name="a",
-        label="a",
-        id="0" * 32,
-        message="",
-        created="now",
-        size=1,
-        stored=1,
-        parent=None,
-        notebook="n.ipynb",
-        kernel_id="k",
-        execution_count=None,
-        gpu_memory=0,
-        frozen_seconds=0.5,
-    )
     said = KernelReplies({"status": "ok"}, {"id": {"target_name": "t"}}, Executed(restored="", cells={}, others=[]))
-    hibernated = Hibernated(snapshot, "now", said, {"shell_port": 1}, 1, [["ab", "cd"]])
-    untold, ended = UnconfirmedWake(snapshot, "token", [["ab"]]), Ended(None, "now", "a")
+    hibernated = Hibernated(_SNAPSHOT, "now", said, {"shell_port": 1}, 1, [["ab", "cd"]])
+    untold, ended = UnconfirmedWake(_SNAPSHOT, "token", [["ab"]]), Ended(None, "now", "a")
     state = State(hibernated=hibernated, untold=untold, ended=ended, parent=Parent("a", "b"), saved=Saved("now", None))
     folder = KernelFolder(tmp_path)
     folder.write_state(state)

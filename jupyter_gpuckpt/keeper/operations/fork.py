@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,7 @@ from ..taken import refuse_for_copies
 from ..unsaved import saved_by
 from .fresh_sleeper import FreshSleeper, make_lifetime_files, plan_restore, resume
 from .parts import CAPTURE, CRIU_IMAGES, VRAM
-from .progress import OperationProgress, ProgressCallback, to_nobody
+from .progress import OperationProgress, ProgressCallback
 from .save import about_kernel, about_machine, save
 from .take import take
 from .takeover import AtOnce, Coming, InPlace, take_over
@@ -530,9 +531,8 @@ async def arrive(keeper: Keeper) -> None:
             coming = Coming(keeper, snapshot, new, program, AtOnce(gpu, new, manifest))
             tidying = await take_over(coming, InPlace({}), places)
             copy = Copy(index=order.index, reseed=order.reseed, kernel_id=keeper.launch.kernel_id)
-            progress = OperationProgress(Operation("fork", keeper.launch.kernel_id), to_nobody)
             result = Restored(**vars(summary(manifest)), warnings=coming.notes, given_up=None, copy=copy)
-            keeper.notes = await resume(new.channel, snapshot, {}, result, progress)
+            keeper.notes = await resume(new.channel, {}, result, time.time())
             await tidying
             undoing.pop_all()
     finally:

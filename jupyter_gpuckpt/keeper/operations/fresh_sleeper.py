@@ -7,7 +7,6 @@ import contextlib
 import logging
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,7 @@ from ...linux.root_only import environment
 from ...operations.results import Restored
 from ...snapshots import kept_files, needs
 from ...snapshots.needs import NeededFile
-from ...snapshots.saved import kernel_of, processes_of
+from ...snapshots.saved import processes_of
 from ...snapshots.temporary import can_be_made
 from ...store import Manifest, Snapshot, Store, WorkingFolder
 from .. import file_numbers
@@ -44,7 +43,6 @@ from ..memory_claim import MemoryClaim
 from ..namespace import Namespace
 from ..staging import claim_memory, disk_folder, vram_files
 from .parts import CRIU_IMAGES, SHARED_MEMORY, VRAM, WORKING_COPY
-from .progress import OperationProgress
 from .straight_plan import straight_runs
 
 if TYPE_CHECKING:
@@ -392,23 +390,14 @@ async def to_its_end(work: Callable[[], object]) -> None:
         raise
 
 
-async def resume(
-    channel: AgentChannel,
-    snapshot: Snapshot,
-    asked: Mapping[str, Any],
-    result: Restored,
-    progress: OperationProgress,
-) -> list[str]:
-    """Have the restored kernel run its hooks and answer the cell that asked; return what there is to say of it."""
-    if not kernel_of(snapshot.manifest).agent:
-        return []
-    arguments = {
-        "asked": dict(asked),
-        "result": to_json(result),
-        "asked_at": time.time() - progress.seconds(),
-    }
+async def resume(channel: AgentChannel, asked: Mapping[str, Any], result: Restored, asked_at: float) -> list[str]:
+    """Have the agent of a restored kernel run its hooks, and answer the cell that asked; return what there is to say.
+
+    A kernel does so once, however often it is told.
+    """
+    arguments = {"asked": dict(asked), "result": to_json(result), "asked_at": asked_at}
     try:
-        answer = faults_in(await channel.call("resumed", arguments, settings.hook_timeout()))
+        answer = faults_in(await channel.call_when_there("resumed", arguments, settings.hook_timeout()))
     except AgentSilent:
         # It runs, and what it holds is right; a long call that keeps Python's lock was saved in the middle.
         log.warning("the restored kernel has not answered yet")

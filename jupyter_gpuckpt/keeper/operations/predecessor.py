@@ -20,6 +20,7 @@ from ...client.in_progress import RestoreInProgress
 from ...freeze import cuda, images
 from ...linux import memory
 from ...linux.foreign_sockets import SharedPorts
+from ...operations.results import Restored
 from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
 from .. import ports, preflight
@@ -72,6 +73,7 @@ class Predecessor:
     asked : which cells it has left unanswered.
     peers : how many clients it had at each channel since the other one began to come up.
     has_left : it was given up.
+    result : what the other one is told, by the next keeper where this one does not come to it.
     """
 
     def __init__(self, keeper: Keeper, progress: OperationProgress, name: str, cell: dict[str, Any] | None) -> None:
@@ -79,6 +81,7 @@ class Predecessor:
         self.asked: dict[str, Any] = {}
         self.peers: dict[str, int] = {}
         self.has_left = False
+        self.result: Restored | None = None
         self._sent_away = -math.inf
         """When its clients were made to connect again (`time.monotonic`)."""
         self._away: Counter[int] = Counter()
@@ -161,7 +164,10 @@ class Predecessor:
             late.check()
         self._count_clients()
         self.asked = await self._interrupted()
-        keeper.state.operation = RestoreInProgress(self._name, self.asked, self.peers)
+        run = keeper.state.run
+        keeper.state.operation = RestoreInProgress(
+            self._name, self.asked, self.peers, run=run, result=self.result, asked_at=self._progress.asked_at()
+        )
         keeper.save_state()
         await self._unshare()
         # The point of no return: from here on the kernel that runs is given up for the one that comes.

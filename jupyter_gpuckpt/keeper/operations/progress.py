@@ -54,6 +54,10 @@ class OperationProgress:
         self._operation.stage = stage = said(stage)
         await self._forward(Progress(stage=stage, quiet=self._quiet, seconds=self.seconds()))
 
+    def asked_at(self) -> float:
+        """Return when the operation was asked for, in seconds since the epoch."""
+        return time.time() - self.seconds()
+
     def check(self) -> None:
         if self._operation.cancelling.is_set():
             raise Cancelled(

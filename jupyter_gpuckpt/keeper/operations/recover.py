@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...client.in_progress import MoveInProgress, ParkedMemory, RestoreInProgress, SaveInProgress, WakeInProgress
-from ...client.record import Operation
+from ...client.record import Operation, State
 from ...client.sleep_record import ASLEEP, WAKING, Sleep
 from ...errors import (
     DriverError,
@@ -25,6 +25,7 @@ from ...errors import (
 from ...freeze import twin
 from ...freeze.nccl import Communicators
 from ...linux import processes
+from ...operations.results import Restored
 from .. import memory_claim
 from ..gpu import gate
 from ..gpu.bring_back import GpuReturn
@@ -34,6 +35,7 @@ from ..namespace import Namespace
 from ..staging import discard_left, vram_files
 from .criu_run import end_criu, let_run
 from .failed_restore import answer_from_fresh, failed_restore
+from .fresh_sleeper import resume
 from .hibernate import remove_broken_off
 from .parts import CAPTURE, VRAM, WORKING_COPY
 from .progress import OperationProgress, to_nobody
@@ -79,15 +81,27 @@ async def take_over(keeper: Keeper) -> None:
         assert keeper.channel is not None
         if keeper.space.outer(state.kernel_pid) is None:
             log.warning("the kernel did not outlive its keeper")
-        keeper.channel.introduce(keeper.launch.agent)
+        keeper.channel.introduce(keeper.launch.agent, comes_back=_comes_back(state))
     elif state.hibernated is not None:
         keeper.without_kernel()
     elif isinstance(left, RestoreInProgress) and not keeper.launch.job:
         log.warning("the keeper before this one died in the middle of a restore; the kernel starts afresh")
-        left.fresh = True
         await keeper.start_kernel()
     else:
         raise KernelLost("The {kernel} is gone.", "Its keeper died, and so did its namespace.", "{Restart}.")
+
+
+def _comes_back(state: State) -> bool:
+    """Tell whether the kernel came from a snapshot, and may not have been told of it: `recover` sees to that."""
+    return _left_untold(state) is not None or state.hibernated is not None or state.untold is not None
+
+
+def _left_untold(state: State) -> Restored | None:
+    """Return what the kernel is to be told that a dead keeper had restored; None where the one before it runs on."""
+    left = state.operation
+    if isinstance(left, RestoreInProgress) and not left.fresh and left.run != state.run:
+        return left.result
+    return None
 
 
 async def recover(keeper: Keeper) -> None:
@@ -151,8 +165,12 @@ async def _mend(keeper: Keeper) -> None:
             await asyncio.to_thread(_make_communicators_again, keeper.space)
             if left is None:  # but perhaps a save was being written
                 await asyncio.to_thread(vram_files(keeper.space).discard)
-    keeper.state.operation = None
-    keeper.note_state()
+    if isinstance(left, RestoreInProgress) and (result := _left_untold(keeper.state)) is not None:
+        # Not waited for: its hooks may wait for GPU memory, which comes when this is over.
+        keeper.in_background(_tell_restored(keeper, left, result))
+    else:
+        keeper.state.operation = None
+        keeper.note_state()
 
 
 def _make_communicators_again(space: Namespace) -> None:
@@ -197,6 +215,18 @@ async def _recover_restore(keeper: Keeper, left: RestoreInProgress) -> None:
     if left.fresh:
         cause = RestoreFailed("", "The {kernel}'s keeper died in the middle of it.", "Restore it again.")
         await answer_from_fresh(keeper, left.asked, left.peers, failed_restore(left.name, cause))
+
+
+async def _tell_restored(keeper: Keeper, left: RestoreInProgress, result: Restored) -> None:
+    """Have the kernel from the snapshot answer the cell that asked, unless it was told before."""
+    if keeper.channel is not None and keeper.launch.agent:
+        try:
+            await resume(keeper.channel, left.asked, result, left.asked_at)
+        except GpuckptError as e:
+            log.error("the restored kernel could not be told of it: %s", e)
+    if keeper.state.operation is left:
+        keeper.state.operation = None
+        keeper.note_state()
 
 
 async def _recover_sleep(keeper: Keeper, noted: Sleep) -> None:

@@ -32,7 +32,7 @@ from ...freeze.criu_program import CriuProgram
 from ...freeze.holder_programs import HolderPrograms
 from ...linux.reserved_ports import Reserved
 from ...operations.requests import Redo, Restore, Undo
-from ...operations.results import Restored, ResumedFrom, Unsaved, Woken
+from ...operations.results import Restored, ResumedFrom, Woken
 from ...snapshots.hibernated import forget
 from ...snapshots.naming import find, find_own, latest_own
 from ...snapshots.saved import kernel_of, machine_of, processes_of
@@ -217,8 +217,8 @@ class _Prepared:
         keeper, snapshot = self.keeper, self.verified.snapshot
         try:
             async with self.way_back:
-                given_up, tidying = await self._take_over()
-            result = await self._answer(given_up, tidying)
+                result, tidying = await self._take_over()
+            result = await self._answer(result, tidying)
             log.info("restore of %r, in seconds: %s", self._name, self.progress.watch)
         except Exception as e:
             log.exception("the restore of %r failed", self._name)
@@ -247,8 +247,8 @@ class _Prepared:
         """Whether it can be undone or redone: not where it brings back what a hibernated kernel or a job was."""
         return not (self.request.resume or self.keeper.launch.job)
 
-    async def _take_over(self) -> tuple[Unsaved | None, asyncio.Task[None]]:
-        """Give one kernel up for the other; return what of it no snapshot has, and what is tidied up yet."""
+    async def _take_over(self) -> tuple[Restored, asyncio.Task[None]]:
+        """Give one kernel up for the other; return what that one is told, and what is tidied up yet."""
         keeper, predecessor = self.keeper, self.predecessor
         snapshot, new, gpu, late = self.verified.snapshot, self.verified.new, self.verified.gpu, self.verified.late
         memory = self.verified.memory
@@ -256,6 +256,14 @@ class _Prepared:
         watch.begin("ports")
         of_job = await asyncio.to_thread(self._places_of_job) if keeper.launch.job else None
         given_up = unsaved(keeper, asked_by=self.request.cell)
+        result = predecessor.result = Restored(
+            **vars(summary(snapshot.manifest)),
+            lazy=self._lazily,
+            warnings=self.verified.warnings,
+            kept=self.kept,
+            given_up=None if self.kept else given_up,
+            stop_here=self.request.stop_here,
+        )
         shared = await predecessor.ports_with(snapshot)
         way: InPlace | SideBySide
         if shared is not None:
@@ -296,7 +304,7 @@ class _Prepared:
         if self.request.resume:
             resumed_from(keeper, manifest)
         keeper.note_state()
-        return given_up, tidying
+        return result, tidying
 
     def _places_of_job(self) -> Places:
         """Return where the sockets of a job come back: at the ports that they had.
@@ -315,28 +323,22 @@ class _Prepared:
         aside = ports.endpoint_differs(kernel, file)
         return Places.of_restore(kernel.connection, file, self.reserved, shared, aside=aside)
 
-    async def _answer(self, given_up: Unsaved | None, tidying_gpu: asyncio.Task[None]) -> Restored:
+    async def _answer(self, result: Restored, tidying_gpu: asyncio.Task[None]) -> Restored:
         """Have the restored kernel answer; return what there is to say."""
         keeper, operation, progress = self.keeper, self.operation, self.progress
-        snapshot, warnings = self.verified.snapshot, self.verified.warnings
+        snapshot = self.verified.snapshot
         progress.watch.begin("answer")
         # criu is done with its files, and the memory that they lie in may be much.
         tidying = asyncio.create_task(asyncio.to_thread(snapshot.close))
-        result = Restored(
-            **vars(summary(snapshot.manifest)),
-            lazy=self._lazily,
-            warnings=warnings,
-            kept=self.kept,
-            given_up=None if self.kept else given_up,
-            stop_here=self.request.stop_here,
-        )
         operation.answering = True
         answered = asyncio.Event()
         if self._lazily:
             # At the same time: what the kernel does on its way, such as its hooks, may need the GPU already.
             operation.kind, operation.cancellable = "wake", True
             self.waking = asyncio.create_task(_waken_soon(keeper, answered, progress))
-        warnings += await resume(self.verified.new.channel, snapshot, self.predecessor.asked, result, progress)
+        if kernel_of(snapshot.manifest).agent:
+            channel, asked = self.verified.new.channel, self.predecessor.asked
+            result.warnings.extend(await resume(channel, asked, result, progress.asked_at()))
         await asyncio.to_thread(begin_session, keeper.launch)
         answered.set()
         if self._lazily:
