@@ -34,6 +34,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -79,8 +80,12 @@ struct connection {
 	int own; /* the socket, as far as it is needed here; -1: not held */
 };
 
-static unsigned long *in_tree; /* the inodes of the sockets of all processes, ascending */
-static size_t in_tree_count;
+union address {
+	struct sockaddr any;
+	struct sockaddr_in v4;
+	struct sockaddr_in6 v6;
+};
+
 static struct connection *connections; /* the tree's ends of them */
 static size_t connections_count;
 
@@ -99,17 +104,6 @@ static pid_t parent;
 static void *grown(void *all, size_t count, size_t size)
 {
 	return count & (count - 1) ? all : realloc(all, (count ? 2 * count : 1) * size);
-}
-
-static int by_number(const void *one, const void *other)
-{
-	unsigned long a = *(const unsigned long *)one, b = *(const unsigned long *)other;
-	return (a > b) - (a < b);
-}
-
-static int is_in_tree(unsigned long inode)
-{
-	return bsearch(&inode, in_tree, in_tree_count, sizeof inode, by_number) != NULL;
 }
 
 typedef void visitor(int pidfd, int fd, unsigned long inode);
@@ -148,26 +142,15 @@ static void visit_sockets(visitor *visit)
 		closedir(processes);
 }
 
-static void note(int pidfd, int fd, unsigned long inode)
-{
-	(void)pidfd, (void)fd;
-	unsigned long *more = grown(in_tree, in_tree_count, sizeof *in_tree);
-	if (more != NULL) {
-		in_tree = more;
-		in_tree[in_tree_count++] = inode;
-	}
-}
-
-/* Have `visit` see all connections, and sockets that listen, of one table of the kernel's (proc(5)); `mapped` is put before each address. */
+/* Have `visit` see all connections of one table of the kernel's (proc(5)); `mapped` is put before each address. */
 static void visit_table(const char *path, const char *mapped, void (*visit)(const struct connection *))
 {
 	char line[512], here[33], there[33], here_port[5], there_port[5];
 	FILE *file = fopen(path, "re");
 	while (file != NULL && fgets(line, sizeof line, file) != NULL) {
 		struct connection one = {.own = -1};
-		if (sscanf(line, "%*d: %32[0-9A-F]:%4[0-9A-F] %32[0-9A-F]:%4[0-9A-F] %x %lx:%*x %*s %*s %*s %*s %lu",
-			   here, here_port, there, there_port, &one.state, &one.unsent, &one.inode) != 7 ||
-		    (strcmp(there_port, "0000") == 0 && one.state != LISTEN))
+		if (sscanf(line, "%*d: %32[0-9A-F]:%4[0-9A-F] %32[0-9A-F]:%4[0-9A-F] %x %*s %*s %*s %*s %*s %lu",
+			   here, here_port, there, there_port, &one.state, &one.inode) != 6)
 			continue;
 		snprintf(one.here, sizeof one.here, "%s%s:%s", mapped, here, here_port);
 		snprintf(one.there, sizeof one.there, "%s%s:%s", mapped, there, there_port);
@@ -181,15 +164,6 @@ static void visit_connections(void (*visit)(const struct connection *))
 {
 	visit_table("/proc/net/tcp", MAPPED, visit);
 	visit_table("/proc/net/tcp6", "", visit);
-}
-
-static void keep(const struct connection *one)
-{
-	struct connection *more;
-	if (is_in_tree(one->inode) && (more = grown(connections, connections_count, sizeof *one)) != NULL) {
-		connections = more;
-		connections[connections_count++] = *one;
-	}
 }
 
 static int is_between(const struct connection *one, const struct connection *other)
@@ -230,12 +204,63 @@ static void forget_connections(void)
 	connections = NULL, connections_count = 0;
 }
 
-/* Find the other ends; return how many bytes have not arrived at them that are waited for. */
+static struct connection *connection_of(unsigned long inode)
+{
+	for (size_t i = 0; i < connections_count; i++)
+		if (connections[i].inode == inode)
+			return connections + i;
+	return NULL;
+}
+
+/* Name an end as the kernel's tables do. */
+static void name_end(char name[END], const union address *of)
+{
+	const uint32_t *words = of->v6.sin6_addr.s6_addr32;
+	if (of->any.sa_family == AF_INET)
+		snprintf(name, END, MAPPED "%08X:%04X", of->v4.sin_addr.s_addr, ntohs(of->v4.sin_port));
+	else
+		snprintf(name, END, "%08X%08X%08X%08X:%04X", words[0], words[1], words[2], words[3], ntohs(of->v6.sin6_port));
+}
+
+/* Describe a socket; tell whether it is an end of a connection, or listens. */
+static int describe(int fd, struct connection *one)
+{
+	union address here = {0}, there = {0};
+	socklen_t length = sizeof here;
+	int unsent = 0;
+	if (option(fd, SOL_SOCKET, SO_PROTOCOL) != IPPROTO_TCP || getsockname(fd, &here.any, &length) != 0)
+		return 0;
+	one->state = option(fd, IPPROTO_TCP, TCP_INFO) & 0xff; /* the first byte of it */
+	length = sizeof there;
+	if (getpeername(fd, &there.any, &length) != 0 && one->state != LISTEN)
+		return 0;
+	name_end(one->here, &here);
+	name_end(one->there, &there);
+	if (ioctl(fd, SIOCOUTQ, &unsent) == 0)
+		one->unsent = unsent;
+	return 1;
+}
+
+/* By way of the processes: to read the kernel's tables takes 3 to 4 ms each, however few connections there are. */
+static void keep(int pidfd, int fd, unsigned long inode)
+{
+	struct connection one = {.inode = inode, .own = -1}, *more;
+	int own = connection_of(inode) != NULL ? -1 : syscall(SYS_pidfd_getfd, pidfd, fd, 0);
+	if (own < 0)
+		return;
+	if (describe(own, &one) && (more = grown(connections, connections_count, sizeof one)) != NULL) {
+		connections = more;
+		connections[connections_count++] = one;
+	}
+	close(own);
+}
+
+/* Find the connections, and their other ends; return how many bytes have not arrived that are waited for. */
 static unsigned long look(void)
 {
 	unsigned long unsent = 0;
 	forget_connections();
-	visit_connections(keep);
+	visit_sockets(keep);
 	for (size_t i = 0; i < connections_count; i++)
 		for (size_t k = i + 1; k < connections_count; k++) {
 			struct connection *one = connections + i, *other = connections + k;
@@ -246,14 +271,6 @@ static unsigned long look(void)
 				unsent += one->unsent + other->unsent;
 		}
 	return unsent;
-}
-
-static struct connection *connection_of(unsigned long inode)
-{
-	for (size_t i = 0; i < connections_count; i++)
-		if (connections[i].inode == inode)
-			return connections + i;
-	return NULL;
 }
 
 int option(int fd, int level, int name)
@@ -403,6 +420,15 @@ static void note_holder(const struct connection *of)
 	}
 }
 
+/* Tell whether it matters of one of the tree's ends who has the other one. */
+static int are_holders_sought(void)
+{
+	for (struct connection *one = connections; one < connections + connections_count; one++)
+		if (one->other == NULL && (one->state == CLOSE_WAIT || (one->state != LISTEN && listens_at(one->there))))
+			return 1;
+	return 0;
+}
+
 /* Tell whether all has arrived at an end that will ever, as far as it can be known on this machine. */
 static int is_complete(const struct connection *one)
 {
@@ -462,9 +488,6 @@ static void remove_earlier(void)
 static void save_all(void)
 {
 	remove_earlier();
-	visit_sockets(note);
-	if (in_tree_count)
-		qsort(in_tree, in_tree_count, sizeof *in_tree, by_number);
 	if (wait_for(look(), QUIET, SETTLE) != 0) {
 		visit_sockets(hold);
 		if (!write_held() && look() != 0) {
@@ -472,7 +495,8 @@ static void save_all(void)
 			wait_for(look(), INT_MAX, MOST);
 		}
 	}
-	visit_connections(note_holder);
+	if (are_holders_sought())
+		visit_connections(note_holder);
 	visit_sockets(save);
 	if (rooms_count)
 		visit_sockets(take_room_back);

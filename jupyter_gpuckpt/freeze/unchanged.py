@@ -11,10 +11,12 @@ The numbers of pages are read from /proc/PID/pagemap, which gives them to root a
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -31,7 +33,8 @@ _PRESENT_AND_SHARED = b"\x80"
 _NO_NUMBER = bytes(6)
 """Stands where the system does not give a page's number, and nowhere else but in the machine's first megabyte."""
 _APART = 1 << 20  # bytes between areas that are looked at together
-_SPAN = 256 << 20  # bytes of memory that are looked at together
+_SPAN = 128 << 20  # bytes of memory that are looked at together
+_THREADS = 4  # that look at pages
 
 
 @dataclass(frozen=True)
@@ -93,20 +96,28 @@ def is_within(area: Area, areas: Sequence[Area]) -> bool:
 def shared(before: int, now: int, asked: Iterable[Area]) -> Mapping[Area, bool]:
     """Tell of areas whether all pages of them are the same in two processes that write nothing, by their pagemaps."""
     found: dict[Area, bool] = {}
-    for span in _spans(sorted(asked)):
-        begin, end = span[0][0], max(end for _, end in span)
-        # Pages can be moved in the machine's memory between one look and another: those of the first process were where
-        # they are before the look at the second one, and after it.
-        first, second, again = (_read(fd, begin, end) for fd in (before, now, before))
-        for area in span:
-            at, upto = ((address - begin) // PAGE * _NUMBER for address in area)
-            seen = first[at:upto]
-            found[area] = (
-                len(seen) == upto - at
-                and seen == second[at:upto] == again[at:upto]
-                and seen[_NUMBER - 1 :: _NUMBER] == _PRESENT_AND_SHARED * (len(seen) // _NUMBER)
-                and _NO_NUMBER not in seen
-            )
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        for seen in threads.map(functools.partial(_shared_in, before, now), _spans(sorted(asked))):
+            found |= seen
+    return found
+
+
+def _shared_in(before: int, now: int, span: Sequence[Area]) -> Mapping[Area, bool]:
+    """Tell it of areas that are near one another."""
+    found: dict[Area, bool] = {}
+    begin, end = span[0][0], max(end for _, end in span)
+    # Pages can be moved in the machine's memory between one look and another: those of the first process were where
+    # they are before the look at the second one, and after it.
+    first, second, again = (_read(fd, begin, end) for fd in (before, now, before))
+    for area in span:
+        at, upto = ((address - begin) // PAGE * _NUMBER for address in area)
+        seen = first[at:upto]
+        found[area] = (
+            len(seen) == upto - at
+            and seen == second[at:upto] == again[at:upto]
+            and seen[_NUMBER - 1 :: _NUMBER] == _PRESENT_AND_SHARED * (len(seen) // _NUMBER)
+            and _NO_NUMBER not in seen
+        )
     return found
 
 
