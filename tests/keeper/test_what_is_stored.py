@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from keeper_faults import names, store
 from notebooks import Notebook, StartKernel
 
 from jupyter_gpuckpt.store import Store
 
-MB = 10**6
+MB, MIB = 10**6, 1 << 20
 
 
 def stored(name: str) -> int:
@@ -33,6 +36,29 @@ def test_a_second_save_stores_what_changed(notebook: Notebook) -> None:
     notebook.run("%gpuckpt rm second")
     notebook.run("%gpuckpt restore third")
     assert notebook.value("zlib.crc32(x)") == digest
+
+
+def test_of_a_file_mapped_amid_memory_only_what_was_written_is_stored(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run("%gpuckpt save without")
+    file = tmp_path / "mapped"
+    file.write_bytes(os.urandom(20 * MIB))
+    notebook.run(f"""
+import ctypes, mmap, os, zlib
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+start = libc.mmap(None, {60 * MIB}, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+fd = os.open({str(file)!r}, os.O_RDONLY)
+assert libc.mmap(start + {20 * MIB}, {20 * MIB}, 3, mmap.MAP_PRIVATE | 0x10, fd, 0) == start + {20 * MIB}  # MAP_FIXED
+memory = (ctypes.c_char * {60 * MIB}).from_address(start)
+memory[0:{8 * MIB}] = memory[{44 * MIB}:{52 * MIB}] = os.urandom({8 * MIB})
+memory[{30 * MIB}:{30 * MIB} + 5] = b"wrote"
+digest = zlib.crc32(memory)  # all of the file is read, and in memory
+""")
+    notebook.run("%gpuckpt save here")
+    assert 8 * MB < stored("here") < 20 * MB  # what is there twice once, and nothing else of the file
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("zlib.crc32(memory) == digest, memory[30 << 20:(30 << 20) + 5]") == "True b'wrote'"
 
 
 def test_what_lies_in_shared_memory_counts_once(notebook: Notebook) -> None:
