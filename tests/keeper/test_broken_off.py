@@ -75,6 +75,8 @@ def test_an_interrupt_while_criu_dumps_comes_too_late_or_cancels(criu: Criu, not
     assert_works(notebook)
 
 
+_MANY_FILES = "many_files = [os.eventfd(0) for _ in range(800)]"
+"""With these criu talks for long enough with its code in the process to be seen doing so on a busy machine."""
 _FAMILY = """
 import os, signal, subprocess, sys, threading, time
 x, ticks = 1, []
@@ -108,6 +110,7 @@ def assert_family_is_as_it_was(notebook: Notebook) -> None:
 def test_what_hangs_in_criu_is_cancelled_and_the_kernel_goes_on(criu: Criu, notebook: Notebook, operation: str) -> None:
     notebook.run(_FAMILY)
     kernel = status(notebook)["pid"]
+    notebook.run(_MANY_FILES)
     criu.hang_in_mid_dump()
     asked = Requested(notebook, operation, {"name": "never"} if operation == "save" else {})
     wait_until(lambda: criu.hangs(kernel))
@@ -127,6 +130,7 @@ def test_a_save_that_hangs_in_criu_ends_by_itself(
     monkeypatch.setenv("GPUCKPT_CRIU_TIMEOUT", "3")
     notebook = start()
     notebook.run(_FAMILY)
+    notebook.run(_MANY_FILES)
     criu.hang_in_mid_dump()
     answer = notebook.fails("%gpuckpt save never")
     assert "criu did not finish within 3 s" in answer.text
