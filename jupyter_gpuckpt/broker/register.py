@@ -42,7 +42,11 @@ class Register:
 
     def add(self, pid: int, uid: int, in_container: bool = False) -> None:
         """Note a sleeper that was started for a user, of the machine or of a container."""
-        (self._sleepers / str(pid)).write_text(_entry(pid, uid, in_container))
+        # At once: who looks at them meanwhile would forget one of which the note is empty yet.
+        written = self.folder / f"new-sleeper-{pid}"
+        written.touch(mode=0o600)
+        written.write_text(_entry(pid, uid, in_container))
+        written.replace(self._sleepers / str(pid))
 
     def has(self, pid: int, uid: int, in_container: bool = False) -> bool:
         """Tell whether the process that has this pid now is a sleeper that was started for this user.
