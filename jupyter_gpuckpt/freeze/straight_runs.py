@@ -67,14 +67,18 @@ class Placing:
             self._rooms.bytes = bytearray(_MOST)
         with memoryview(self._rooms.bytes) as whole, whole[:size] as room:
             yield room
-            fd = self._opened()
-            for at in range(bisect.bisect_right(self._runs, offset, key=lambda run: run.end), len(self._runs)):
-                run = self._runs[at]
-                if run.begin >= offset + size:
-                    break
-                first, last = max(run.begin, offset), min(run.end, offset + size)
-                with room[first - offset : last - offset] as part:
-                    _write(fd, part, run.to + first - run.begin)
+            self.place(offset, room)
+
+    def place(self, offset: int, data: memoryview) -> None:
+        """Write these bytes of the file to where they belong. Raises `OSError`, `RestoreFailed`."""
+        fd, end = self._opened(), offset + len(data)
+        for at in range(bisect.bisect_right(self._runs, offset, key=lambda run: run.end), len(self._runs)):
+            run = self._runs[at]
+            if run.begin >= end:
+                break
+            first, last = max(run.begin, offset), min(run.end, end)
+            with data[first - offset : last - offset] as part:
+                _write(fd, part, run.to + first - run.begin)
 
     def _opened(self) -> int:
         with self._opening:

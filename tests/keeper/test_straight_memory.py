@@ -172,9 +172,11 @@ def test_damage_that_is_found_when_criu_is_done_leaves_the_running_kernel(notebo
 
 
 @pytest.fixture
-def several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have three processes write, as where there are many processors."""
-    monkeypatch.setenv("GPUCKPT_MEMORY_WRITERS", "3")
+def several(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
+    """Have several processes write, as where there are many processors; return how many."""
+    count: int = getattr(request, "param", 3)
+    monkeypatch.setenv("GPUCKPT_MEMORY_WRITERS", str(count))
+    return count
 
 
 def _writers(notebook: Notebook) -> list[psutil.Process]:
@@ -184,34 +186,54 @@ def _writers(notebook: Notebook) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def _restore_held(notebook: Notebook, criu: Criu) -> Iterator[tuple[Asked, list[psutil.Process]]]:
+def _restore_held(notebook: Notebook, criu: Criu, count: int = 3) -> Iterator[tuple[Asked, list[psutil.Process]]]:
     """Give a restore that is held before criu begins, and the program whose processes wait, with these."""
     with criu.held_at("restore", "start") as until_there:
         asked = Asked(notebook, "%gpuckpt restore here --discard")
         until_there()
         (program,) = _writers(notebook)
-        wait_until(lambda: len(program.children()) == 3, what="they never began")
+        wait_until(lambda: len(program.children()) == count, what="they never began")
         yield asked, [program, *program.children()]
 
 
-def test_several_processes_write_it(several: None, notebook: Notebook) -> None:
+def _waits_at_pipe(pid: int) -> bool:
+    number, _, arguments = Path(f"/proc/{pid}/syscall").read_text().partition(" ")
+    if number != "0":  # read
+        return False
+    return str(Path(f"/proc/{pid}/fd/{int(arguments.split()[0], 16)}").readlink()).startswith("pipe:")
+
+
+@pytest.mark.parametrize("several", [2, 6], indirect=True)
+def test_several_processes_write_it(several: int, notebook: Notebook) -> None:
+    """Two cannot keep all of it until it can be written, six can."""
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
     notebook.run(CHANGE)
     notebook.run("%gpuckpt restore here --discard")
     assert notebook.value("digest() == d") == "True"
-    assert "straight into 1 processes, by 3" in log(notebook)
+    assert f"straight into 1 processes, by {several}" in log(notebook)
     assert _writers(notebook) == []
 
 
-def test_where_they_find_damage_the_running_kernel_stays(several: None, notebook: Notebook, criu: Criu) -> None:
+@pytest.mark.parametrize("several", [6], indirect=True)
+def test_they_read_it_before_criu_begins(several: int, notebook: Notebook, criu: Criu) -> None:
+    notebook.run(STATE)
+    notebook.run("%gpuckpt save here")
+    notebook.run(CHANGE)
+    with _restore_held(notebook, criu, several) as (asked, begun):
+        wait_until(lambda: all(_waits_at_pipe(one.pid) for one in begun[1:]), what="they still read")
+        _flip("here")  # nobody reads it any more
+    assert asked.answer(120)["status"] == "ok"
+    assert notebook.value("digest() == d") == "True"
+    _flip("here")
+
+
+def test_where_they_find_damage_the_running_kernel_stays(several: int, notebook: Notebook) -> None:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
     notebook.run("random[:] = bytes(len(random)); now = digest()")
-    with criu.held_at("restore", "start") as until_there:
-        asked = Asked(notebook, "%gpuckpt restore here --discard")
-        until_there()
-        _flip("here")
+    _flip("here")
+    asked = Asked(notebook, "%gpuckpt restore here --discard")
     answer = asked.answer(120)
     assert answer["status"] == "error"
     assert "damaged" in answer["evalue"]
@@ -221,7 +243,7 @@ def test_where_they_find_damage_the_running_kernel_stays(several: None, notebook
     assert _writers(notebook) == []
 
 
-def test_where_they_are_killed_the_keeper_writes(several: None, notebook: Notebook, criu: Criu) -> None:
+def test_where_they_are_killed_the_keeper_writes(several: int, notebook: Notebook, criu: Criu) -> None:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
     notebook.run(CHANGE)
@@ -233,7 +255,7 @@ def test_where_they_are_killed_the_keeper_writes(several: None, notebook: Notebo
     assert psutil.wait_procs(begun, 10)[1] == []
 
 
-def test_they_end_where_the_restore_is_cancelled(several: None, notebook: Notebook, criu: Criu) -> None:
+def test_they_end_where_the_restore_is_cancelled(several: int, notebook: Notebook, criu: Criu) -> None:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
     with _restore_held(notebook, criu) as (asked, begun):
@@ -243,7 +265,7 @@ def test_they_end_where_the_restore_is_cancelled(several: None, notebook: Notebo
     assert notebook.value("digest() == d") == "True"
 
 
-def test_they_end_with_a_keeper_that_is_killed(several: None, notebook: Notebook, criu: Criu) -> None:
+def test_they_end_with_a_keeper_that_is_killed(several: int, notebook: Notebook, criu: Criu) -> None:
     notebook.run(STATE)
     notebook.run("%gpuckpt save here")
     with _restore_held(notebook, criu) as (asked, begun):

@@ -1,10 +1,11 @@
 """The program whose processes write a snapshot's host memory into processes that were restored, each a share of it.
 
 ``python -m jupyter_gpuckpt.keeper.operations.memory_writer STORE NAME ID COUNT``. Chunks of host memory are small, so
-that threads would stand in line for Python's lock. It prints ``ready`` when COUNT processes wait. Then it is told one
-line, the pid in the namespace and the pid here of each restored process (``10000=4711 10001=4712``), and prints
-``written`` when every byte was verified and is where it belongs. Whatever else comes of it, the one that started it
-reads all of it itself, and finds what is wrong.
+that threads would stand in line for Python's lock. It prints ``ready`` when COUNT processes have begun: each reads and
+verifies its first `EACH` bytes while there is nothing yet to write them into. Then it is told one line, the pid in the
+namespace and the pid here of each restored process (``10000=4711 10001=4712``), and prints ``written`` when every byte
+was verified and is where it belongs. Whatever else comes of it, the one that started it reads all of it itself, and
+finds what is wrong.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from ...errors import GpuckptError
+from ...freeze.straight_runs import Placing
 from ...store import Postponed, Share, Store
 from .parts import CRIU_IMAGES
 from .straight_plan import straight_runs
 
-__all__ = ["main"]
+__all__ = ["EACH", "main"]
 
+EACH = 64 << 20
+"""Bytes that each process reads before there is anything to write them into."""
 _PR_SET_PDEATHSIG = 1
 _LINE = 64 * 1024
 """Bytes of the longest line."""
@@ -36,17 +41,17 @@ def main(root: str, name: str, snapshot_id: str, count: str) -> None:
     """Be that program."""
     store = Store(Path(root))
     manifest = store.get(name)
-    pids: dict[int, int] = {}
+    line = mmap.mmap(-1, _LINE)  # which the processes see, too
+    begin, tell = os.pipe()
+    targets = _Targets(begin, line)
     takers = {
-        f"{CRIU_IMAGES}/{one.image}": one.process(functools.partial(pids.__getitem__, one.pid))
+        f"{CRIU_IMAGES}/{one.image}": _Early(one.process(functools.partial(targets.pid, one.pid)), targets)
         for one in straight_runs(store, manifest, store.contents(manifest))
     }
     files = store.postpone(name, snapshot_id, {}, takers=takers)
-    line = mmap.mmap(-1, _LINE)  # which the processes see, too
-    begin, tell = os.pipe()
     here = os.getpid()
     shares = [Share(number, int(count)) for number in range(int(count))]
-    writers = [os.fork() or _be_writer(here, begin, line, pids, files, share) for share in shares]
+    writers = [os.fork() or _be_writer(here, targets, files, share) for share in shares]
     print("ready", flush=True)
     told = sys.stdin.buffer.readline(_LINE)
     ended = [1]
@@ -60,17 +65,85 @@ def main(root: str, name: str, snapshot_id: str, count: str) -> None:
     os._exit(0)  # at once: the one that started it waits for its end; what still waits ends with it
 
 
-def _be_writer(
-    parent: int, begin: int, line: mmap.mmap, pids: dict[int, int], files: Postponed, share: Share
-) -> NoReturn:
+class _Targets:
+    """The processes that are written into, once this one is told of them; and what it has read before.
+
+    Parameters
+    ----------
+    begin : a pipe, of which each process reads one byte when it may begin.
+    line : what was told then.
+    """
+
+    def __init__(self, begin: int, line: mmap.mmap) -> None:
+        self._begin, self._line = begin, line
+        self._pids: dict[int, int] = {}
+        self._read: list[tuple[Placing, int, memoryview]] = []
+        self._size = 0
+
+    @property
+    def are_known(self) -> bool:
+        """Whether they are there, and may be written into."""
+        return bool(self._pids)
+
+    def pid(self, inner: int) -> int:
+        """Return the pid here of one. Raises `KeyError`."""
+        return self._pids[inner]
+
+    def keep(self, placing: Placing, offset: int, data: memoryview) -> None:
+        """Keep bytes for them; where there are many, wait until they are known. Raises as `write`."""
+        self._read.append((placing, offset, data))
+        self._size += len(data)
+        if self._size >= EACH:
+            self.write()
+
+    def write(self) -> None:
+        """Wait until they are known, and write what was kept.
+
+        Raises
+        ------
+        OSError : nobody tells of them any more, or they cannot be written into.
+        RestoreFailed : one has ended.
+        KeyError, ValueError : something else was told.
+        """
+        if not os.read(self._begin, 1):
+            raise BrokenPipeError
+        told = self._line.readline().split()
+        self._pids.update((int(inner), int(outer)) for inner, _, outer in (one.partition(b"=") for one in told))
+        for placing, offset, data in self._read:
+            placing.place(offset, data)
+        self._read.clear()
+
+
+class _Early:
+    """Takes bytes of a file before there is anything to write them into: `store.Taker`."""
+
+    verifies = False
+
+    def __init__(self, placing: Placing, targets: _Targets) -> None:
+        self._placing, self._targets = placing, targets
+        self.most, self.wants = placing.most, placing.wants
+
+    @contextlib.contextmanager
+    def room(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Give room for these bytes, which are written when they can be. Raises as `_Targets.write`."""
+        if self._targets.are_known:
+            with self._placing.room(offset, size) as room:
+                yield room
+            return
+        room = memoryview(bytearray(size))
+        yield room
+        self._targets.keep(self._placing, offset, room)
+
+
+def _be_writer(parent: int, targets: _Targets, files: Postponed, share: Share) -> NoReturn:
     """Be one of these processes."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == parent and os.read(begin, 1):
-            told = line.readline().split()
-            pids.update((int(inner), int(outer)) for inner, _, outer in (one.partition(b"=") for one in told))
+        if os.getppid() == parent:
             files.read(share=share)
+            if not targets.are_known:
+                targets.write()
             status = 0
     except (GpuckptError, OSError, KeyError, ValueError):
         traceback.print_exc()

@@ -14,6 +14,7 @@ from ...freeze.straight_runs import WORTH_IT
 from ...linux import memory
 from ...snapshots.saved import processes_of
 from ...store import Store, workers
+from .memory_writer import EACH
 
 __all__ = ["MemoryWriters"]
 
@@ -26,7 +27,7 @@ _SOON = 512 << 20
 _OTHERS = 3
 """Processors that are left to whoever does something else meanwhile."""
 _EACH = 12 << 20
-"""Bytes of memory that each of them takes."""
+"""Bytes of memory that each of them takes, beside what it reads early."""
 _ROOM = 1.2
 """Bytes of memory that must be free for each byte that they write."""
 _THREADS = 2 << 30
@@ -68,7 +69,7 @@ class MemoryWriters:
         least = WORTH_IT if saved.cuda or chosen is not None else _SOON
         if size < least or count < (_FEWEST if chosen is None else 2):
             return
-        if memory.room(os.getpid()).bytes < size * _ROOM + count * _EACH:
+        if memory.room(os.getpid()).bytes < size * _ROOM + min(count * EACH, size) + count * _EACH:
             return
         self._patience = _START if chosen is not None else size / _THREADS
         with self._turn:
