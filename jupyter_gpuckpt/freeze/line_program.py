@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..linux.readiness import readable
 
@@ -21,12 +21,14 @@ _DEATH_TIMEOUT = 5.0
 
 
 class LineProgram:
-    """``python -m MODULE ARGUMENTS`` as a child process, in a session of its own.
+    """``python -m MODULE ARGUMENTS`` as a child process, in a session of its own, with the descriptors `fds`.
 
     Neither `tell` nor `hear` may be called from two threads at once; `kill` may be called from any.
     """
 
-    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None, fds: Collection[int] = ()
+    ) -> None:
         self._heard = b""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - close closes it
         self._process = subprocess.Popen(
@@ -35,6 +37,7 @@ class LineProgram:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             env=environment,
+            pass_fds=tuple(fds),
             start_new_session=True,  # neither a terminal's Ctrl-C nor the kernel's group reaches it
         )
 

@@ -24,8 +24,9 @@ from notebooks import Notebook, wait_until
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import RestoreFailed
 from jupyter_gpuckpt.freeze import areas, pages
+from jupyter_gpuckpt.freeze.placing import Run, into_process
 from jupyter_gpuckpt.freeze.ranges import joined, size_of, without
-from jupyter_gpuckpt.freeze.straight_runs import Placing, StraightRuns, _Run, plan
+from jupyter_gpuckpt.freeze.straight_runs import StraightRuns, plan
 from jupyter_gpuckpt.store import HOLE, Store
 from jupyter_gpuckpt.store.index import read_part
 
@@ -311,7 +312,7 @@ def test_a_job_that_comes_up_alone_has_all_of_it_or_does_not_run(folders: None, 
 @pytest.mark.timeout(30)
 def test_what_is_written_into_a_process_that_was_killed_is_an_error() -> None:
     process = subprocess.Popen(["sleep", "100"])
-    placing = Placing([_Run(0, 4096, 1 << 20)], lambda: os.open(f"/proc/{process.pid}/mem", os.O_WRONLY))
+    placing = into_process([Run(0, 4096, 1 << 20)], lambda: process.pid)
     opened = placing._opened()
     process.kill()
     process.wait()
@@ -356,7 +357,7 @@ def test_only_what_a_process_and_its_parent_have_at_the_same_addresses_is_left_t
 
 def test_each_chunk_is_read_once(images: Images) -> None:
     (runs,) = images.plan()
-    straight, others = runs.process(lambda: 0), runs.others(images.folder)
+    straight, others = into_process(runs.straight, lambda: 0), runs.others(images.folder)
     begin = 0
     for end in images.chunks[runs.image]:
         assert straight.wants(begin, end - begin) != others.wants(begin, end - begin)

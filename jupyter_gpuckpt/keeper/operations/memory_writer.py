@@ -1,11 +1,14 @@
 """The program whose processes write a snapshot's host memory into processes that were restored, each a share of it.
 
-``python -m jupyter_gpuckpt.keeper.operations.memory_writer STORE NAME ID COUNT``. Chunks of host memory are small, so
-that threads would stand in line for Python's lock. It prints ``ready`` when COUNT processes have begun: each reads and
-verifies its first `EACH` bytes while there is nothing yet to write them into. Then it is told one line, the pid in the
-namespace and the pid here of each restored process (``10000=4711 10001=4712``), and prints ``written`` when every byte
-was verified and is where it belongs. Whatever else comes of it, the one that started it reads all of it itself, and
-finds what is wrong.
+``python -m jupyter_gpuckpt.keeper.operations.memory_writer STORE NAME ID COUNT PLAN``. Chunks of host memory are small,
+so that threads would stand in line for Python's lock. It is started before it is known what there is to write, and
+imports little. The line ``plan`` says that PLAN, a file descriptor, has that now: by file of the snapshot, the process,
+as its namespace names it, and the runs (`freeze.placing.Run`) that belong in it (JSON).
+
+It prints ``ready`` when COUNT processes have begun: each reads and verifies its first `EACH` bytes while there is
+nothing yet to write them into. Then it is told one line, the pid in the namespace and the pid here of each restored
+process (``10000=4711 10001=4712``), and prints ``written`` when every byte was verified and is where it belongs.
+Whatever else comes of it, the one that started it reads all of it itself, and finds what is wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
 import mmap
 import os
 import signal
@@ -23,10 +27,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...errors import GpuckptError
-from ...freeze.straight_runs import Placing
+from ...freeze.placing import Placing, Run, into_process
 from ...store import Postponed, Share, Store
-from .parts import CRIU_IMAGES
-from .straight_plan import straight_runs
 
 __all__ = ["EACH", "main"]
 
@@ -37,16 +39,19 @@ _LINE = 64 * 1024
 """Bytes of the longest line."""
 
 
-def main(root: str, name: str, snapshot_id: str, count: str) -> None:
+def main(root: str, name: str, snapshot_id: str, count: str, plan: str) -> None:
     """Be that program."""
     store = Store(Path(root))
-    manifest = store.get(name)
     line = mmap.mmap(-1, _LINE)  # which the processes see, too
     begin, tell = os.pipe()
     targets = _Targets(begin, line)
+    if not sys.stdin.buffer.readline(_LINE).endswith(b"\n"):
+        return
+    with os.fdopen(int(plan), "rb") as file:
+        planned: dict[str, tuple[int, list[tuple[int, int, int]]]] = json.load(file)
     takers = {
-        f"{CRIU_IMAGES}/{one.image}": _Early(one.process(functools.partial(targets.pid, one.pid)), targets)
-        for one in straight_runs(store, manifest, store.contents(manifest))
+        path: _Early(into_process([Run(*run) for run in runs], functools.partial(targets.pid, pid)), targets)
+        for path, (pid, runs) in planned.items()
     }
     files = store.postpone(name, snapshot_id, {}, takers=takers)
     here = os.getpid()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
 
 from ... import settings
 from ...errors import GpuckptError
 from ...freeze.line_program import LineProgram
-from ...freeze.straight_runs import WORTH_IT
+from ...freeze.straight_runs import WORTH_IT, StraightRuns
 from ...linux import memory
 from ...snapshots.saved import processes_of
 from ...store import Store, workers
 from .memory_writer import EACH
+from .parts import CRIU_IMAGES
 
 __all__ = ["MemoryWriters"]
 
@@ -52,6 +55,7 @@ class MemoryWriters:
 
     def __init__(self) -> None:
         self._program: LineProgram | None = None
+        self._plan: BinaryIO | None = None
         self._turn, self._hearing = threading.Lock(), threading.Lock()
         self._patience = 0.0
         self.is_closed = False
@@ -74,9 +78,22 @@ class MemoryWriters:
         self._patience = _START if chosen is not None else size / _THREADS
         with self._turn:
             if not self.is_closed:
+                plan = self._plan = os.fdopen(os.memfd_create("plan"), "wb")
                 module = "jupyter_gpuckpt.keeper.operations.memory_writer"
-                self._program = LineProgram(module, str(store.root), manifest.name, manifest.id, str(count))
+                arguments = (str(store.root), manifest.name, manifest.id, str(count), str(plan.fileno()))
+                self._program = LineProgram(module, *arguments, fds=[plan.fileno()])
                 self.count = count
+
+    def plan(self, runs: Sequence[StraightRuns]) -> None:
+        """Tell them what there is to write; they begin to read it."""
+        with self._turn:
+            if self._program is None or self._plan is None or self.is_closed or not runs:
+                return
+            planned = {f"{CRIU_IMAGES}/{one.image}": (one.pid, one.straight) for one in runs}
+            self._plan.write(json.dumps(planned).encode())
+            self._plan.flush()
+            self._plan.seek(0)
+            self._program.tell(b"plan")
 
     def write(self, pids: Mapping[int, int]) -> bool:
         """Have the memory written into these processes, by the pids in their namespace; every byte is verified.
@@ -105,6 +122,8 @@ class MemoryWriters:
         """End them, also in the middle; more than once is harmless."""
         with self._turn:
             was_closed, self.is_closed = self.is_closed, True
+            if self._plan is not None:
+                self._plan.close()
             if self._program is not None and not was_closed:
                 self._program.kill()
                 with self._hearing:  # who hears it hears its end, and not what has the number of its pipe then

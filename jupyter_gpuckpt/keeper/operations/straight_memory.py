@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...errors import RestoreFailed
 from ...freeze import criu_errors
+from ...freeze.placing import into_process
 from ...freeze.straight_runs import StraightRuns
 from ...linux import memory
 from ...snapshots.summary import current_name
@@ -70,7 +71,8 @@ class StraightMemory:
         self._kills = memory.kills(os.getpid())
         self._size = _size(runs)
         self._takers = {
-            path: one.process(functools.partial(self._pids.__getitem__, one.pid)) for path, one in self._runs.items()
+            path: into_process(one.straight, functools.partial(self._pids.__getitem__, one.pid))
+            for path, one in self._runs.items()
         }
         where = {CRIU_IMAGES: images}
         self._files = store.postpone(manifest.name, manifest.id, where, self._runs.__contains__, self._takers)
