@@ -60,6 +60,12 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert broken(page) == ["#three", "none.md"]
 
 
+def test_no_page_has_a_section_twice() -> None:
+    for document in documents():
+        sections = re.findall(r"^## (.+)$", _FENCED.sub("", document.read_text()), re.MULTILINE)
+        assert len(set(sections)) == len(sections), document
+
+
 @pytest.fixture(scope="module")
 def generated() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generated_pages", _ROOT / "docs" / "generated_pages.py")

@@ -431,7 +431,7 @@ def _why_at_once(manifest: Manifest) -> str:
     if not kernel.waits_for_gpu:
         return (
             "some of its CUDA calls would not wait (it was saved by an older version, with GPUCKPT_PARKING=off, or "
-            "with a module that calls the driver itself: CuPy, JAX, Numba, TensorFlow)"
+            "while its GPUs had access to each other's memory)"
         )
     if saved.cuda != [saved.pid]:
         return "its child processes use a GPU, too"
