@@ -77,12 +77,16 @@ class MemoryWriters:
             return
         self._patience = _START if chosen is not None else size / _THREADS
         with self._turn:
-            if not self.is_closed:
+            if self.is_closed:
+                return
+            try:
                 plan = self._plan = os.fdopen(os.memfd_create("plan"), "wb")
                 module = "jupyter_gpuckpt.keeper.operations.memory_writer"
                 arguments = (str(store.root), manifest.name, manifest.id, str(count), str(plan.fileno()))
                 self._program = LineProgram(module, *arguments, fds=[plan.fileno()])
                 self.count = count
+            except OSError as e:
+                log.warning("there is no other process to write the memory: %s", e)
 
     def plan(self, runs: Sequence[StraightRuns]) -> None:
         """Tell them what there is to write; they begin to read it."""
@@ -90,10 +94,12 @@ class MemoryWriters:
             if self._program is None or self._plan is None or self.is_closed or not runs:
                 return
             planned = {f"{CRIU_IMAGES}/{one.image}": (one.pid, one.straight) for one in runs}
-            self._plan.write(json.dumps(planned).encode())
-            self._plan.flush()
-            self._plan.seek(0)
-            self._program.tell(b"plan")
+            try:
+                self._plan.write(json.dumps(planned).encode())
+                self._plan.seek(0)  # which writes out what is buffered, too
+                self._program.tell(b"plan")
+            except OSError as e:
+                log.warning("other processes cannot be told what to write: %s", e)
 
     def write(self, pids: Mapping[int, int]) -> bool:
         """Have the memory written into these processes, by the pids in their namespace; every byte is verified.

@@ -138,7 +138,8 @@ async def _prepare(keeper: Keeper, operation: Operation, request: Restore, on_pr
         (manifest, files), _ = await asyncio.gather(
             asyncio.to_thread(plan_restore, store, key), asyncio.to_thread(writers.begin, store, key)
         )
-        writers.plan(files.straight_runs)
+        telling = asyncio.create_task(asyncio.to_thread(writers.plan, files.straight_runs))
+        way_back.push_async_callback(asyncio.wait, [telling])
         _refuse_to_stop(manifest, request)
         program = await asyncio.to_thread(usable_criu, COMES_BACK)
         before = keeper.space  # None where a job comes up that does not run
