@@ -96,8 +96,6 @@ class Hibernated:
     said: KernelReplies
     clients: dict[str, int]
     """How many there were, by channel."""
-    own_connections: int
-    """How many the kernel had to its own shell port."""
     requests: list[list[str]] = field(default_factory=list)
     """What clients have sent, to be executed when it wakes: each the frames of a message, in hexadecimal."""
 

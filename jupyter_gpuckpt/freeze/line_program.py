@@ -81,23 +81,31 @@ class LineProgram:
         ------
         TimeoutError : it has not within `limit` seconds.
         """
-        try:
-            self._process.wait(limit)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError from None
+        if not self._has_ended(limit):
+            raise TimeoutError
 
     def kill(self) -> None:
         """Kill it and what it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         deadline = time.monotonic() + _DEATH_TIMEOUT
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_DEATH_TIMEOUT)
+        self._has_ended(_DEATH_TIMEOUT)
         # What it had started is a child of this process now, if that adopts such (PR_SET_CHILD_SUBREAPER).
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < deadline:
                 if os.waitpid(-self._process.pid, os.WNOHANG) == (0, 0):
                     time.sleep(_LOOK_AGAIN)
+
+    def _has_ended(self, limit: float) -> bool:
+        """Tell whether it ends within so many seconds; `subprocess` would look for that only every now and then."""
+        with contextlib.suppress(ProcessLookupError):  # another thread has just seen it end
+            if self._process.poll() is None:
+                end = os.pidfd_open(self._process.pid)
+                try:
+                    readable(end, seconds=limit)
+                finally:
+                    os.close(end)
+        return self._process.poll() is not None
 
     def close(self) -> None:
         """Close its pipes: it hears the end of its input."""

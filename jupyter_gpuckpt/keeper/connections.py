@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 
-from ..linux import proc, processes
+from ..linux import proc, processes, socket_ports
 from ..linux.foreign_sockets import sockets_of
 
 __all__ = ["Connections", "own_connections", "unread_bytes"]
@@ -32,37 +32,30 @@ _POLL = 0.005  # seconds
 
 def unread_bytes(ports: Collection[int]) -> int:
     """Return how many bytes of clients lie unread at these local ports (proc(5), net/tcp)."""
-    return sum(int(row[4].partition(":")[2], 16) for row in _rows(ports) if row[3] == _ESTABLISHED)
-
-
-def _rows(ports: Collection[int] | None) -> list[list[str]]:
-    """Return the lines of net/tcp, in columns: those of these local ports, or all."""
-    rows = []
+    total = 0
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            lines = [line.split() for line in proc.lines(f"/proc/net/{table}")[1:]]
-            rows += [row for row in lines if ports is None or _port(row[1]) in ports]
-    return rows
+            for row in map(str.split, proc.lines(f"/proc/net/{table}")[1:]):
+                if row[3] == _ESTABLISHED and int(row[1].rpartition(":")[2], 16) in ports:
+                    total += int(row[4].partition(":")[2], 16)
+    return total
 
 
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2], 16)
+def own_connections(pid: int, ports: Collection[int]) -> Counter[int]:
+    """Return how many connections a process has with itself at each of these local ports. Raises `OSError`."""
+    return Counter(_clients(pid, ports)[1].values())
 
 
-def own_connections(pid: int, port: int) -> int:
-    """Return how many connections a process has with itself at this local port."""
-    return len(_clients(pid, {port})[1])
-
-
-def _clients(pid: int, ports: Collection[int]) -> tuple[set[str], set[str]]:
-    """Return the connections of a process at these ports, as /proc names them: to others, and to itself."""
+def _clients(pid: int, ports: Collection[int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the connections of a process at these ports, each by its name in /proc: to others, and to itself."""
     held = set(processes.open_files(pid))
-    rows = {(row[1], row[2]): f"socket:[{row[9]}]" for row in _rows(None) if row[3] == _ESTABLISHED}
-    others: set[str] = set()
-    own: set[str] = set()
-    for (here, there), name in rows.items():
-        if name in held and _port(here) in ports:
-            (own if rows.get((there, here)) in held else others).add(name)
+    ends = {(one.here, one.there): (one.port, f"socket:[{one.inode}]") for one in socket_ports.established()}
+    others: dict[str, int] = {}
+    own: dict[str, int] = {}
+    for (here, there), (port, name) in ends.items():
+        if name in held and port in ports:
+            _, other = ends.get((there, here), (0, ""))
+            (own if other in held else others)[name] = port
     return others, own
 
 

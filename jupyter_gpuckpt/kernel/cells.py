@@ -353,12 +353,15 @@ def wait_for_peers(expected: dict[int, int], *, encrypted: bool, connecting: flo
 
 
 def introduced(*, encrypted: bool) -> Counter[int]:
-    """Return how many connections have said who they are and what they want, by local port."""
+    """Return how many clients have said who they are and what they want, by local port."""
     return _clients(encrypted=encrypted)[1]
 
 
 def _clients(*, encrypted: bool) -> tuple[Counter[int], Counter[int]]:
-    """Return how many connections there are, by local port, and how many of them have introduced themselves."""
+    """Return how many clients are connected, by local port, and how many of them have introduced themselves.
+
+    The kernel is a client of itself as well, which is no other: nothing that it says is lost to it.
+    """
     connected: set[tuple[Any, Any]] = set()  # a socket has another file descriptor while another thread looks at it
     known: set[tuple[Any, Any]] = set()
     least = _INTRODUCED_BY_CURVE if encrypted else _INTRODUCED
@@ -383,4 +386,5 @@ def _clients(*, encrypted: bool) -> tuple[Counter[int], Counter[int]]:
                     known.add(ends)
         except OSError:
             continue
-    return Counter(here[1] for here, _ in connected), Counter(here[1] for here, _ in known)
+    others = {(here, there) for here, there in connected if (there, here) not in connected}
+    return Counter(here[1] for here, _ in others), Counter(here[1] for here, _ in known & others)

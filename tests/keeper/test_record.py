@@ -73,7 +73,7 @@ def test_what_was_begun_is_read_as_it_was_written(operation: InProgress, tmp_pat
 
 def test_a_hibernated_kernel_and_a_job_that_ended_are_read_as_they_were_written(tmp_path: Path) -> None:
     said = KernelReplies({"status": "ok"}, {"id": {"target_name": "t"}}, Executed(restored="", cells={}, others=[]))
-    hibernated = Hibernated(_SNAPSHOT, "now", said, {"shell_port": 1}, 1, [["ab", "cd"]])
+    hibernated = Hibernated(_SNAPSHOT, "now", said, {"shell_port": 1}, [["ab", "cd"]])
     untold, ended = UnconfirmedWake(_SNAPSHOT, "token", [["ab"]]), Ended(None, "now", "a")
     state = State(hibernated=hibernated, untold=untold, ended=ended, parent=Parent("a", "b"), saved=Saved("now", None))
     folder = KernelFolder(tmp_path)

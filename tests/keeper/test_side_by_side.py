@@ -15,6 +15,8 @@ from jupyter_client import BlockingKernelClient
 from keeper_faults import Asked, Criu, status
 from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
+from jupyter_gpuckpt.client.in_progress import RestoreInProgress
+from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.keeper import ports
 from jupyter_gpuckpt.linux import socket_ports
 
@@ -55,6 +57,32 @@ def test_it_runs_until_the_other_one_is_there_and_never_do_both(criu: Criu, note
     assert set(lines[lines.index("running") : last]) == {"running"}
     assert set(lines[last:]) == {"saved"}
     assert "is given up before" not in log(notebook)
+
+
+_HOLDING = """
+import os, time, jupyter_gpuckpt
+@jupyter_gpuckpt.after_restore
+def hold(resumed):
+    if resumed.restored:
+        open({reached!r}, "w").close()
+        while not os.path.exists({go!r}): time.sleep(0.01)
+"""
+
+
+@pytest.mark.shared_kernel(False)
+@pytest.mark.parametrize("how", ["", "--in-place"])
+def test_a_kernel_waits_for_its_clients_and_not_for_itself(notebook: Notebook, tmp_path: Path, how: str) -> None:
+    """ipykernel has a connection to its own shell port, which it makes again 0.1 s after it has come up."""
+    reached, go = tmp_path / "reached", tmp_path / "go"
+    notebook.run(_HOLDING.format(reached=str(reached), go=str(go)))
+    notebook.run("%gpuckpt save here")
+    asked = Asked(notebook, f"%gpuckpt restore here {how}")
+    wait_until(reached.exists)
+    operation = KernelFolder(notebook.folder).state().operation
+    assert isinstance(operation, RestoreInProgress)
+    assert operation.peers == {"shell_port": 1, "iopub_port": 1, "stdin_port": 1}
+    go.touch()
+    assert asked.answer()["status"] == "ok"
 
 
 def test_children_go_on_but_for_those_that_stood_still(notebook: Notebook) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,23 +22,44 @@ def listener() -> Iterator[socket.socket]:
         yield listening
 
 
-def _connect(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
-    return socket.create_connection(listener.getsockname()), listener.accept()[0]
+class _Client:
+    """A client in another process, and what this one has of its connection."""
 
+    def __init__(self, listener: socket.socket) -> None:
+        with socket.create_connection(listener.getsockname()) as connection:
+            self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=connection)
+        self.here = listener.accept()[0]
 
-def _introduce(client: socket.socket, one: socket.socket) -> None:
-    client.sendall(_INTRODUCTION)
-    assert one.recv(len(_INTRODUCTION), socket.MSG_WAITALL)
+    def introduce(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(_INTRODUCTION)
+        self._process.stdin.flush()
+        assert self.here.recv(len(_INTRODUCTION), socket.MSG_WAITALL) == _INTRODUCTION
+
+    def close(self) -> None:
+        self._process.communicate()
+        self.here.close()
 
 
 def test_a_client_counts_once_while_another_thread_looks_too(listener: socket.socket) -> None:
     """Each look holds file descriptors of its own for every connection."""
     port = listener.getsockname()[1]
-    client, one = _connect(listener)
-    with client, one:
+    with contextlib.closing(_Client(listener)) as client:
         assert cells.introduced(encrypted=False)[port] == 0
-        _introduce(client, one)
-        with one.dup():
+        client.introduce()
+        with client.here.dup():
+            assert cells.introduced(encrypted=False)[port] == 1
+
+
+def test_the_kernel_is_no_client_of_itself(listener: socket.socket) -> None:
+    """A restored one would wait for itself, or take itself for a client that is not there yet."""
+    port = listener.getsockname()[1]
+    with socket.create_connection(listener.getsockname()) as own, listener.accept()[0] as here:
+        own.sendall(_INTRODUCTION)
+        assert here.recv(len(_INTRODUCTION), socket.MSG_WAITALL) == _INTRODUCTION
+        assert cells.introduced(encrypted=False)[port] == 0
+        with contextlib.closing(_Client(listener)) as client:
+            client.introduce()
             assert cells.introduced(encrypted=False)[port] == 1
 
 
@@ -44,22 +67,21 @@ def test_clients_that_take_long_to_connect_are_waited_for_longer_than_those_that
     listener: socket.socket,
 ) -> None:
     port = listener.getsockname()[1]
-    client, one = _connect(listener)
-    with client, one:
+    with contextlib.closing(_Client(listener)) as client:
         began = time.monotonic()
         assert not cells.wait_for_peers({port: 1}, encrypted=False, connecting=60)
         assert time.monotonic() - began < 60
-        later: list[socket.socket] = []
+        later: list[_Client] = []
 
         def connect() -> None:
             time.sleep(cells._INTRODUCING + 1)
-            later.extend(_connect(listener))
-            _introduce(*later)
+            later.append(_Client(listener))
+            later[0].introduce()
 
-        _introduce(client, one)
+        client.introduce()
         thread = threading.Thread(target=connect)
         thread.start()
         assert cells.wait_for_peers({port: 2}, encrypted=False, connecting=60)
         thread.join()
-        for end in later:
-            end.close()
+        for one in later:
+            one.close()

@@ -198,11 +198,12 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | N
     kernel = keeper.namespace().outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The {kernel} ended while it was hibernated.", "", "{Restart}.")
-    own, clients = 0, dict[str, int]()
+    clients = dict[str, int]()
     if how != "end":
-        own = own_connections(kernel, ports.of_connection_file(keeper.launch.connection_file)["shell_port"])
-        clients = ports.peers(keeper.launch.connection_file)
-        clients["shell_port"] -= own
+        file = keeper.launch.connection_file
+        channels, clients = ports.of_connection_file(file), ports.peers(file)
+        own = await asyncio.to_thread(own_connections, kernel, channels.values())
+        clients = {channel: count - own[channels[channel]] for channel, count in clients.items()}
     if not how:
         # Nothing may come between this and the kernel's end, and what has come until now counts.
         connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))
@@ -214,7 +215,7 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | N
             connections.close()
     if how != "end":
         assert said is not None
-        keeper.state.hibernated = sleep_record.Hibernated(summary(manifest), now(), said, clients, own)
+        keeper.state.hibernated = sleep_record.Hibernated(summary(manifest), now(), said, clients)
     operation, keeper.state.operation = keeper.state.operation, None
     try:
         keeper.save_state()

@@ -117,13 +117,12 @@ async def _bring_up(
 
 
 async def _clients(keeper: Keeper) -> dict[str, int]:
-    """Return how many connections the kernel will have when all of its clients are there again."""
+    """Return how many clients the kernel will have when all of them are there again."""
     hibernated = keeper.state.hibernated
     assert hibernated is not None
     await keeper.stand_in.settled()
-    clients = hibernated.clients = ports.peers(keeper.launch.connection_file)
-    # The port listener has none of these, and the kernel makes them again as it comes back.
-    return {**clients, "shell_port": clients["shell_port"] + hibernated.own_connections}
+    hibernated.clients = ports.peers(keeper.launch.connection_file)
+    return hibernated.clients
 
 
 async def finish_wake(keeper: Keeper) -> list[str]:
