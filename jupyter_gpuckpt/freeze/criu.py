@@ -69,4 +69,8 @@ UNPRIVILEGED = "--unprivileged"
 """Lets criu work without root, with CAP_CHECKPOINT_RESTORE alone."""
 
 AT_POST_DUMP = Path(__file__).parent / "at_post_dump.sh"
-"""What criu runs at every stage of a dump, with GPUCKPT_SNAPSHOT, a folder, and GPUCKPT_LOG, the kernel's log."""
+"""What criu runs at every stage of a dump, with GPUCKPT_SNAPSHOT, a folder, and GPUCKPT_LOG, the kernel's log.
+
+Among the programs of this machine `installed.SHM_PACKER` does the same in less time; a container may have another C
+library.
+"""

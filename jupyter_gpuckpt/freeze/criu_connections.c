@@ -513,35 +513,54 @@ static int asks_again(void)
 	return is_told;
 }
 
-/* Have a child do it, which nobody ends who ends criu, nor criu's session; without one, it is done here.
- * Tell whether it is better to try again. */
-static int have_all_saved(void)
+static pid_t saver; /* the child that does it */
+static enum { NOT_BEGUN, IS_DONE_BY_CHILD, IS_OVER } step;
+static int is_to_be_tried_again;
+
+/* Have a child do it, which nobody ends who ends criu, nor criu's session. */
+void begin_with_connections(void)
 {
-	int status = 0;
+	if (step != NOT_BEGUN || (folder = getenv("GPUCKPT_DUMP_UNREAD")) == NULL)
+		return;
 	parent = getpid();
 	/* Without a signal at its end, which criu would take for that of a process which it saves, and give up. */
-	pid_t child = syscall(SYS_clone, 0, NULL, NULL, NULL, NULL);
-	if (child == 0) {
+	saver = syscall(SYS_clone, 0, NULL, NULL, NULL, NULL);
+	if (saver == 0) {
 		setsid();
 		save_all();
 		_exit(asks_again());
 	}
-	while (child > 0 && waitpid(child, &status, __WALL) < 0 && errno == EINTR)
+	step = IS_DONE_BY_CHILD;
+}
+
+void end_with_connections(void)
+{
+	int status = 0;
+	if (step != IS_DONE_BY_CHILD)
+		return;
+	step = IS_OVER;
+	while (saver > 0 && waitpid(saver, &status, __WALL) < 0 && errno == EINTR)
 		;
-	if (child > 0)
-		return WIFEXITED(status) && WEXITSTATUS(status) != 0;
-	parent = getppid();
-	save_all();
-	return asks_again();
+	if (saver > 0) {
+		is_to_be_tried_again = WIFEXITED(status) && WEXITSTATUS(status) != 0;
+	} else { /* there could be no child */
+		parent = getppid();
+		save_all();
+		is_to_be_tried_again = asks_again();
+	}
 }
 
 PUBLIC int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict length)
 {
-	/* criu asks this of each TCP socket that it saves: from the first on, all processes stand still. */
-	if (level == IPPROTO_TCP && name == TCP_NODELAY && folder == NULL &&
-	    (folder = getenv("GPUCKPT_DUMP_UNREAD")) != NULL && have_all_saved()) {
-		errno = EAGAIN;
-		return -1;
+	/* criu asks this of each TCP socket that it saves. */
+	if (level == IPPROTO_TCP && name == TCP_NODELAY) {
+		begin_with_connections();
+		end_with_connections();
+		if (is_to_be_tried_again) {
+			is_to_be_tried_again = 0;
+			errno = EAGAIN;
+			return -1;
+		}
 	}
 	return syscall(SYS_getsockopt, fd, level, name, value, length);
 }

@@ -1,6 +1,11 @@
 /* What the parts of the library in criu that are about connections do for each other. */
 #include <sys/socket.h>
 
+/* Begin to write down what the ends of connections have not read, beside what criu does; all processes stand still. Only
+ * the first time is one. It has to be over, which is waited for, before criu waits for any child that there is. */
+void begin_with_connections(void);
+void end_with_connections(void);
+
 /* Put an end of a new connection in the place of a socket, if `address` names one. 1: done; 0: it does not; -1: errno. */
 int take_end(int fd, const struct sockaddr *address, socklen_t length);
 

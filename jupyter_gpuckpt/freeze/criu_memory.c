@@ -23,11 +23,14 @@
  * GPUCKPT_DUMP_TWINS is the pid of the first process. Into the folder GPUCKPT_DUMP_TWINS_FOLDER: `twin-PID.regions` has the
  * twin's pid, or 0, and for each run of pages its first address, its end, and 0, or 1 where the pages are in
  * `twin-PID.bytes`, in the same order; each a 64-bit number. It is there from when the first page is left out. Where it is
- * empty in the end, the dump is void.
+ * empty in the end, the dump is void. What else there
+ * is, `criu_mappings.c` says.
  */
 #ifdef __x86_64__
 #define _GNU_SOURCE
+#include "criu_connections.h"
 #include "criu_locks.h"
+#include "criu_mappings.h"
 #include "criu_thread_files.h"
 #include "criu_threads.h"
 #include "criu_waits.h"
@@ -354,7 +357,7 @@ static int mark_missing(struct process *process, pid_t twin)
 	struct regions there = {0}, divided = {0};
 	struct scan scan = process->question;
 	char path[64];
-	if (process->wanted.count == 0)
+	if (process->wanted.count == 0 || is_all_in_twin(process->pid))
 		return 0;
 	scan.start = process->wanted.all[0].start;
 	scan.end = process->wanted.all[process->wanted.count - 1].end;
@@ -410,6 +413,15 @@ static int copy_missing(const struct process *process)
 	return result;
 }
 
+/* Write down what criu was given as the list of its mappings, which was not read in this instant. */
+static int note_mappings(const struct process *process, int has_twin)
+{
+	if (!were_given(process->pid))
+		return 0;
+	return note_given(file_of(process->pid, "given")) != 0 ||
+	       (!has_twin && note_paused(file_of(process->pid, "paused")) != 0);
+}
+
 static void make_twin(struct process *process)
 {
 	uint64_t twin = 0;
@@ -418,7 +430,7 @@ static void make_twin(struct process *process)
 		put_in_order(&process->wanted);
 		twin = twin_of(process);
 		/* Known before anything else: should this program be killed, somebody must end the twin. */
-		failed = write_all(process->file, &twin, sizeof twin) != 0 ||
+		failed = write_all(process->file, &twin, sizeof twin) != 0 || note_mappings(process, twin != 0) != 0 ||
 			 (twin != 0 && mark_missing(process, twin) != 0);
 	}
 	for (size_t i = 0; i < process->wanted.count && twin == 0; i++)
@@ -478,6 +490,7 @@ PUBLIC long ptrace(int request, ...)
 	pid_t pid = va_arg(arguments, pid_t);
 	uintptr_t address = va_arg(arguments, uintptr_t), data = va_arg(arguments, uintptr_t);
 	va_end(arguments);
+	end_with_connections();
 	if (first() != 0) {
 		struct process *process = request == PTRACE_SETOPTIONS ? known(pid) : NULL;
 		if (process != NULL)

@@ -14,7 +14,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,12 +77,12 @@ def copy(folder: Path, into: Path, outer: Callable[[int], int | None], before: B
             copies.append(Copy(noted, into, outer))
         dump_is_over(folder)
         with ThreadPoolExecutor(1) as beside:
-            ending: list[Future[None]] = []
+            ending = [beside.submit(copy.check_mappings) for copy in copies]
             if before is not None:
                 for copy in copies:
                     copy.look_at(before)
                 # It takes the system 15 ms for each GB to free what a twin had.
-                ending = [beside.submit(before.kept.end)]
+                ending.append(beside.submit(before.kept.end))
             for copy in copies:
                 copy.run()
             for one in ending:
@@ -155,6 +155,10 @@ class Copy:
     def size(self) -> int:
         """The bytes of the image."""
         return sum(end - begin for begin, end in self.runs)
+
+    def check_mappings(self) -> None:
+        """See that criu was given the right list of mappings. Raises `Void`."""
+        self._noted.check_mappings(None if self.twin is None else self.twin.pid)
 
     def look_at(self, before: Before) -> None:
         """Find out what need not be copied."""

@@ -19,6 +19,7 @@ from . import shared_memory
 __all__ = ["Noted", "Twin", "Void", "asked_for", "dump_is_over", "end"]
 
 _NOTED, _KEPT = "twin-{}.regions", "kept-{}.regions"
+_BYTES, _GIVEN, _PAUSED = ".bytes", ".given", ".paused"
 _SAVED = "saved"  # there when nothing else is missing
 _NUMBER = 8  # bytes
 _ENTRY = struct.Struct("<QQQ")  # first address, end, and whether the bytes are in a file
@@ -66,7 +67,7 @@ class Noted:
     @property
     def bytes_beside(self) -> Path:
         """The file with the pages that the twin does not have."""
-        return self._named(_NOTED).with_suffix(".bytes")
+        return self._beside(_BYTES)
 
     def read(self) -> tuple[int, list[tuple[int, int, int]]]:
         """Return the twin's pid in the namespace, 0 for none, and the areas to be copied.
@@ -82,6 +83,23 @@ class Noted:
             raise Void("its memory could not be copied while it was paused")
         return int.from_bytes(raw[:_NUMBER], "little"), list(_ENTRY.iter_unpack(raw[_NUMBER:]))
 
+    def check_mappings(self, twin: int | None) -> None:
+        """See that criu was given the right list of mappings; `twin` is the twin's pid as this process knows it.
+
+        Raises
+        ------
+        Void : it was not.
+        """
+        given = self._beside(_GIVEN)
+        if not given.exists():
+            return  # criu has read it itself
+        paused = self._beside(_PAUSED)
+        right = paused if twin is None else Path(f"/proc/{twin}/smaps")
+        if _flags(given.read_bytes()) != _flags(right.read_bytes()):
+            raise Void("how it uses its memory changed in the moment in which it was paused")
+        for path in (given, paused):
+            path.unlink(missing_ok=True)
+
     def keep(self) -> None:
         """Write down that the twin is kept until the next save."""
         self._path = self._path.rename(self._named(_KEPT))
@@ -89,11 +107,27 @@ class Noted:
     def forget(self) -> None:
         """Remove what is written down: the twin has ended."""
         if self._path == self._named(_NOTED):
-            self.bytes_beside.unlink(missing_ok=True)
+            for suffix in (_BYTES, _GIVEN, _PAUSED):
+                self._beside(suffix).unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
+
+    def _beside(self, suffix: str) -> Path:
+        return self._named(_NOTED).with_suffix(suffix)
 
     def _named(self, pattern: str) -> Path:
         return self._folder / pattern.format(self.process)
+
+
+def _flags(smaps: bytes) -> list[tuple[bytes, frozenset[bytes]]]:
+    """Return the mappings of a list (proc_pid_smaps(5)), each with its flags, but whether it was written to."""
+    found: list[tuple[bytes, frozenset[bytes]]] = []
+    mapping = b""
+    for line in smaps.splitlines():
+        if line.startswith(b"VmFlags:"):
+            found.append((mapping, frozenset(line.split()[1:]) - {b"sd"}))
+        elif not line[:1].isupper():
+            mapping = line
+    return found
 
 
 def end(folder: Path, outer: Callable[[int], int | None], *, kept: bool = False) -> None:

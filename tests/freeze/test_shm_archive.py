@@ -243,12 +243,19 @@ def test_without_the_packer_tar_does_it(tmp_path: Path) -> None:
     said = {"CRTOOLS_SCRIPT_ACTION": "post-dump", "GPUCKPT_SNAPSHOT": f"{tmp_path}/made", "PATH": os.environ["PATH"]}
     run = 'mount -t tmpfs none /dev/shm; mkdir /dev/shm/gpuckpt /dev/shm/mine; touch /dev/shm/mine/file; exec "$0"'
     environment = {**said, "GPUCKPT_LOG": f"{tmp_path}/kernel.log"}
-    for _ in ("tar", "packer"):
-        subprocess.run(["unshare", "--mount", "sh", "-c", run, script], check=True, env=environment, timeout=60)
+    packer = tmp_path / installed.SHM_PACKER.name
+    # tar, the packer, that without the script, and tar where that fails: it follows no link
+    for action, fails in ((script, False), (script, False), (packer, False), (packer, True)):
+        if fails:
+            (tmp_path / "made" / "shm.tar").symlink_to(tmp_path / "elsewhere")
+        subprocess.run(["unshare", "--mount", "sh", "-c", run, action], check=True, env=environment, timeout=60)
         listed = subprocess.run(
             ["tar", "-tf", tmp_path / "made" / "shm.tar"], check=True, capture_output=True, text=True
         )
         assert [line.strip("./") for line in listed.stdout.split()] == ["", "mine", "mine/file"]
         assert (tmp_path / "made" / "kernel.log").read_text() == "log"
-        (tmp_path / installed.SHM_PACKER.name).write_bytes(installed.SHM_PACKER.read_bytes())
-        (tmp_path / installed.SHM_PACKER.name).chmod(0o700)
+        assert (tmp_path / "elsewhere").exists() == fails
+        for made in (tmp_path / "made").iterdir():
+            made.unlink()
+        packer.write_bytes(installed.SHM_PACKER.read_bytes())
+        packer.chmod(0o700)

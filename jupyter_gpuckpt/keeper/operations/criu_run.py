@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from pathlib import Path
 from typing import Any
 
-from ... import settings
+from ... import installed, settings
 from ...client.kernel_start import run_path
 from ...client.record import KERNEL_LOG
 from ...errors import GpuckptError, SaveFailed
@@ -68,7 +68,8 @@ async def dump(
         if deputy is not None:
             by_deputy = functools.partial(deputy.dump, pid, outside, rest[0], seconds, left=left)
             return _by_deputy(space, by_deputy, started)
-        arguments = criu.dump_arguments(pid, inside, criu.AT_POST_DUMP, seconds, left)
+        script = installed.SHM_PACKER if installed.SHM_PACKER.exists() else criu.AT_POST_DUMP
+        arguments = criu.dump_arguments(pid, inside, script, seconds, left)
         more = {"GPUCKPT_SNAPSHOT": rest[1], "GPUCKPT_LOG": run_path(KERNEL_LOG)}
         more |= criu.dump_environment(inside)
         more |= shared_memory.asked_for(settings.NAMESPACE_RUN_DIR)
