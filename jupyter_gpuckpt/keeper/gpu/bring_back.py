@@ -44,6 +44,8 @@ what is held (`vram_holder`)."""
 _HOLDER_ENDS = 300.0  # how long the program that holds parked memory may take to end with its keeper, in seconds
 _SOON = 16 << 30
 """Bytes that are read to the GPUs in a few seconds: with no more left, they wait for what the driver waits for."""
+_HIDDEN = 3 << 30
+"""Bytes that are read while the driver restores what it has itself: with no more left, they wait for that."""
 _NEARLY = 0.3  # seconds: what a client of a kernel takes to connect again, and a little more
 
 
@@ -211,7 +213,7 @@ class GpuReturn:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """Have what is read to the GPUs wait within the block, where little of it is left.
+        """Have what is read to the GPUs wait within the block, where little of it is left; the least, for the driver.
 
         Its threads take turns at Python's lock with all others: what is waited for first would take twice as long.
         """
@@ -221,7 +223,8 @@ class GpuReturn:
         try:
             yield
         finally:
-            self.go_on_reading()
+            if self._left > _HIDDEN:
+                self.go_on_reading()
 
     async def _read_files(self, files: Postponed, progress: Progress) -> None:
         with contextlib.closing(files):
@@ -310,7 +313,8 @@ class GpuReturn:
         DriverError : it did not come back.
         StoreError, Cancelled : what is read behind could not be read.
         """
-        files_ready = asyncio.run_coroutine_threadsafe(_done(populating), asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        files_ready = asyncio.run_coroutine_threadsafe(_done(populating), loop)
 
         def bring_back() -> None:
             self._watch.begin("files")
@@ -318,6 +322,7 @@ class GpuReturn:
             if self._reading_files is not None:
                 self._reading_files.result()
             self._watch.begin("driver")
+            loop.call_soon_threadsafe(self.go_on_reading)
             self._leave_room(needs)
             cuda.thaw(self._worker, pids, self._gpu_map, self._still_needed(needs))
             self._watch.begin("read")
