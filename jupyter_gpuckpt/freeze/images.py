@@ -28,7 +28,7 @@ SOCK_STREAM, SOCK_DGRAM = 1, 2
 _TASK_STOPPED = 3  # criu/include/pid.h
 _RANGE, _WHOLE_FILE, _OPEN_FILE_S = 1, 2, 4  # criu/include/file-lock.h: of fcntl(2), flock(2), and fcntl(2) again
 _VMA_REGULAR, _VMA_PRIVATE, _VMA_VVAR = 1 << 0, 1 << 6 | 1 << 9, 1 << 12  # criu/include/image.h, VMA_AREA_*
-_VMA_HEAP, _VMA_ANONYMOUS = 1 << 5, 1 << 9
+_VMA_HEAP, _VMA_FILE, _VMA_ANONYMOUS = 1 << 5, 1 << 6, 1 << 9
 _MAP_PLAIN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 _MAP_KIND, _MAP_DROPPABLE = 0x0F, 0x08  # mmap(2); its pages may go at any time, and criu takes none
 _EMPTY = 8  # bytes of an image without entries
@@ -232,15 +232,17 @@ def private_areas(raw: bytes) -> Iterator[tuple[int, int]]:
                 yield vma.start, vma.end
 
 
-def plain_areas(raw: bytes) -> Iterator[tuple[int, int]]:
-    """Yield start and end of those areas of an ``mm-N.img`` that are ordinary memory which can be written, ascending.
+def plain_areas(raw: bytes, *, read_only: bool) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the areas of an ``mm-N.img`` that are ordinary memory, or private copies of files' pages.
 
-    What of it is not in the page image is zero.
+    What of them is not in the page image is zero, or as the file has it. They are in ascending order; `read_only` tells
+    whether those are wanted, too, that cannot be written.
     """
     for entry in _entries(raw, "mm"):
         for vma in entry.vmas:
-            is_own = vma.status & ~_VMA_HEAP == _VMA_REGULAR | _VMA_ANONYMOUS
-            if is_own and vma.flags & ~_MAP_PLAIN == 0 and vma.prot & mmap.PROT_WRITE:
+            kind = vma.status & ~(_VMA_REGULAR | _VMA_HEAP)
+            is_plain = vma.status & _VMA_REGULAR and vma.flags & ~_MAP_PLAIN == 0
+            if is_plain and kind in (_VMA_ANONYMOUS, _VMA_FILE) and (read_only or vma.prot & mmap.PROT_WRITE):
                 yield vma.start, vma.end
 
 

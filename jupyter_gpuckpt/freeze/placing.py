@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import ctypes
+import functools
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +15,7 @@ from typing import NamedTuple
 from ..errors import RestoreFailed
 from .ranges import Range, within
 
-__all__ = ["Placing", "Run", "into_process"]
+__all__ = ["Placing", "Run", "into_process", "reaches_read_only"]
 
 _MOST = 2 << 20
 """Bytes that are taken at once: with 8 MiB, writing takes twice as long where there are many threads."""
@@ -83,6 +86,25 @@ class Placing:
 def into_process(runs: Sequence[Run], pid: Callable[[], int]) -> Placing:
     """Return what takes these runs into that process (as this one names it), which is stopped."""
     return Placing(runs, lambda: os.open(f"/proc/{pid()}/mem", os.O_WRONLY))
+
+
+@functools.cache
+def reaches_read_only() -> bool:
+    """Tell whether memory that a process cannot write itself can be written from here: a system can forbid it.
+
+    Its parameter ``proc_mem.force_override`` does (Linux 6.12, Documentation/admin-guide/kernel-parameters.txt).
+    """
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    arguments = (ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    address = ctypes.c_void_p(libc.mmap(None, *arguments, ctypes.c_long(0)))
+    try:
+        with open("/proc/self/mem", "wb", buffering=0) as memory:
+            return os.pwrite(memory.fileno(), b"1", int(address.value or 0)) == 1
+    except OSError:
+        return False
+    finally:
+        libc.munmap(address, ctypes.c_size_t(mmap.PAGESIZE))
 
 
 def _write(fd: int, data: memoryview, offset: int) -> None:

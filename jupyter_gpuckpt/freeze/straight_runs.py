@@ -1,9 +1,10 @@
 """Host memory that a restore brings straight into the process: criu would copy it, by one thread, from a copy.
 
 criu reads the pages of a process from an image, which somebody has to write before, and copies them into the process.
-Of ordinary memory nothing but the bytes is needed. So criu is given images that lack most of it: a pagemap without
-these runs of pages, and their file without their bytes. It makes that memory, of zeros. When it is done, and the
-process is still stopped, many threads write the bytes there.
+Of ordinary memory, and of pages of mapped files that the process has changed for itself (of libraries as they are
+loaded, above all), nothing but the bytes is needed. So criu is given images that lack most of it: a pagemap without
+these runs of pages, and their file without their bytes. It makes that memory, of zeros, or maps the file. When it is
+done, and the process is still stopped, many threads write the bytes there.
 
 The file is kept in chunks, each of which is read as a whole. So a chunk's pages go there together, or none of them.
 """
@@ -59,7 +60,11 @@ class StraightRuns:
 
 
 def plan(
-    parents: Mapping[int, int], processes: Mapping[int, tuple[bytes, bytes]], chunks: Mapping[str, Sequence[int]]
+    parents: Mapping[int, int],
+    processes: Mapping[int, tuple[bytes, bytes]],
+    chunks: Mapping[str, Sequence[int]],
+    *,
+    read_only: bool,
 ) -> Sequence[StraightRuns]:
     """Return what of a tree's memory is written straight into the processes; nothing where that is little.
 
@@ -71,13 +76,14 @@ def plan(
     parents : each process's parent.
     processes : each one's pagemap and ``mm-N.img``.
     chunks : where the chunks of each file with pages end, ascending.
+    read_only : whether memory that cannot be written by its process may be, too (`placing.reaches_read_only`).
     """
     private = {pid: joined(images.private_areas(mm)) for pid, (_, mm) in processes.items()}
     found: list[StraightRuns] = []
     for pid, (pagemap, mm) in processes.items():
         kin = [other for other in private if parents.get(pid) == other or parents.get(other) == pid]
         theirs = joined(sorted(area for other in kin for area in private[other]))
-        areas = joined(without(images.plain_areas(mm), theirs))
+        areas = joined(without(images.plain_areas(mm, read_only=read_only), theirs))
         found.append(_of_process(pid, pagemap, areas, chunks))
     found = [runs for runs in found if runs.size]
     return found if sum(runs.size for runs in found) >= WORTH_IT else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import subprocess
@@ -24,8 +25,8 @@ from notebooks import Notebook, wait_until
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.errors import RestoreFailed
 from jupyter_gpuckpt.freeze import areas, pages
-from jupyter_gpuckpt.freeze.placing import Run, into_process
-from jupyter_gpuckpt.freeze.ranges import joined, size_of, without
+from jupyter_gpuckpt.freeze.placing import Run, into_process, reaches_read_only
+from jupyter_gpuckpt.freeze.ranges import joined, size_of, within, without
 from jupyter_gpuckpt.freeze.straight_runs import StraightRuns, plan
 from jupyter_gpuckpt.store import HOLE, Store
 from jupyter_gpuckpt.store.index import read_part
@@ -39,16 +40,33 @@ pytestmark = [
 MIB = 1 << 20
 
 STATE = f"""
-import hashlib, mmap, os
+import ctypes, hashlib, mmap, os
 random = bytearray(os.urandom({100 * MIB}))
 mostly = bytearray({150 * MIB}); mostly[{60 * MIB}:{80 * MIB}] = os.urandom({20 * MIB})
 own = mmap.mmap(-1, {20 * MIB}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 own[::4096] = os.urandom({20 * MIB // 4096})
 small = [os.urandom(1000) for _ in range(2000)]
-def digest(): return hashlib.blake2b(b"".join([random, mostly, own[:], *small])).hexdigest()
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+size = ctypes.c_size_t({4 * MIB})
+def protect(at, how): assert libc.mprotect(ctypes.c_void_p(at), size, how) == 0
+def mapped(fd, flags, how):
+    at = libc.mmap(None, size, 3, mmap.MAP_PRIVATE | flags, fd, ctypes.c_long(0))
+    for page in range(at, at + size.value, 8192): ctypes.memmove(page, os.urandom(4096), 4096)
+    protect(at, how)
+    return at
+library = max((line.split()[-1] for line in open("/proc/self/maps") if ".so" in line), key=os.path.getsize)
+with open(library, "rb") as file:
+    places = [mapped(file.fileno(), 0, 3), mapped(file.fileno(), 0, 1), mapped(-1, mmap.MAP_ANONYMOUS, 1)]
+def digest():
+    there = [ctypes.string_at(at, size.value) for at in places]
+    return hashlib.blake2b(b"".join([random, mostly, own[:], *small, *there])).hexdigest()
 d = digest()
 """
-CHANGE = "random[:] = bytes(len(random)); mostly[:] = b'x' * len(mostly); own[:] = bytes(len(own)); small.clear()"
+CHANGE = """
+random[:] = bytes(len(random)); mostly[:] = b'x' * len(mostly); own[:] = bytes(len(own)); small.clear()
+for at in places: protect(at, 3); ctypes.memset(at, 0, size.value)
+"""
 
 
 def log(notebook: Notebook) -> str:
@@ -332,9 +350,12 @@ class Images:
     chunks: Mapping[str, Sequence[int]]
     """Where the chunks of its file with pages end."""
 
-    def plan(self, parents: Mapping[int, int] = MappingProxyType({}), *pids: int) -> Sequence[StraightRuns]:
+    def plan(
+        self, parents: Mapping[int, int] = MappingProxyType({}), *pids: int, read_only: bool = True
+    ) -> Sequence[StraightRuns]:
         both = self.pagemap.read_bytes(), self.mm.read_bytes()
-        return plan(parents, dict.fromkeys(pids or (int(self.mm.stem[3:]),), both), self.chunks)
+        processes = dict.fromkeys(pids or (int(self.mm.stem[3:]),), both)
+        return plan(parents, processes, self.chunks, read_only=read_only)
 
 
 @pytest.fixture
@@ -353,6 +374,17 @@ def images(notebook: Notebook, tmp_path: Path) -> Iterator[Images]:
 def test_only_what_a_process_and_its_parent_have_at_the_same_addresses_is_left_to_criu(images: Images) -> None:
     assert [runs.pid for runs in images.plan({2: 1, 3: 1}, 2, 3)] == [2, 3]
     assert images.plan({2: 1, 3: 2}, 2, 3) == []
+
+
+def test_a_process_s_own_copies_of_a_file_s_pages_go_straight_and_what_it_may_only_read_where_that_can_be_written(
+    images: Images, notebook: Notebook
+) -> None:
+    assert reaches_read_only()
+    places = json.loads(notebook.value("places"))
+    for read_only, expected in ((True, [True, True, True]), (False, [True, False, False])):
+        (runs,) = images.plan(read_only=read_only)
+        went = joined(sorted((run.to, run.to + run.end - run.begin) for run in runs.straight))
+        assert [size_of(within([(at, at + 4 * MIB)], went)) > MIB for at in places] == expected
 
 
 def test_each_chunk_is_read_once(images: Images) -> None:
@@ -376,7 +408,7 @@ def test_what_criu_is_told_of_lacks_these_runs_and_nothing_else(images: Images) 
     assert size_of(lacking) == straight.size
     files = {path.name: path.read_bytes() for path in images.folder.iterdir() if areas.wanted(path.name)}
     (memory,) = areas.memories(files)
-    plain = joined((area.start, area.end) for area in memory.areas if area.what in areas.OWN)
+    plain = joined((area.start, area.end) for area in memory.areas if area.what not in ("stack", "shared memory"))
     assert list(without(lacking, plain)) == []
     straight.write_pagemap(images.folder, whole=True)
     assert pages.placed(images.pagemap.read_bytes()) == (number, runs)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...freeze import images
+from ...freeze.placing import reaches_read_only
 from ...freeze.straight_runs import StraightRuns, plan
 from ...snapshots.saved import processes_of
 from ...store import Contents, Manifest, Store
@@ -39,5 +40,5 @@ def straight_runs(store: Store, manifest: Manifest, contents: Contents) -> Seque
         if path.startswith(f"{CRIU_IMAGES}/pages-")
     }
     with contextlib.suppress(IndexError, KeyError, ValueError, struct.error):  # as another version of criu wrote it
-        return plan(images.parents(read[tree]), memory, chunks)
+        return plan(images.parents(read[tree]), memory, chunks, read_only=reaches_read_only())
     return []
