@@ -134,12 +134,12 @@ class PreparedRestore:
                 await _read_behind(store, manifest, new, gpu, takers, progress)
             elif not lazily:
                 await gpu.have_read()
-            memory = None
+            making: asyncio.Task[StraightMemory] | None = None
             if runs and writers is not None:
                 images = snapshot.directory / CRIU_IMAGES
-                memory = await asyncio.to_thread(StraightMemory, store, manifest, runs, images, writers)
-                undoing.callback(memory.close)
-            if late is not None and memory is None:  # else it waits for `memory`, which the first cell needs
+                making = asyncio.create_task(asyncio.to_thread(StraightMemory, store, manifest, runs, images, writers))
+                undoing.push_async_callback(_close_once_made, making)
+            if late is not None and making is None:  # else it waits for that memory, which the first cell needs
                 late.start()
             if snapshot.manifest.id != manifest.id:
                 raise Refused(
@@ -159,11 +159,17 @@ class PreparedRestore:
             warnings = [*fits.notes, *new.notes(), *found]
             if fits.gpu_map is not None:
                 warnings += await asyncio.to_thread(cuda.moves, keeper.worker, manifest.cuda, fits.gpu_map)
+            memory = await making if making is not None else None
             return cls(snapshot, new, gpu, warnings, late, memory, _undoing=undoing.pop_all())
 
     async def discard(self) -> None:
         """Give it up."""
         await self._undoing.aclose()
+
+
+async def _close_once_made(making: asyncio.Task[StraightMemory]) -> None:
+    with contextlib.suppress(GpuckptError, OSError):  # whoever waited for it was told
+        (await making).close()
 
 
 def _straight_runs(
