@@ -9,6 +9,8 @@
  * `twin-PID.given`, with the list of the twin (`criu_memory.c`), which has the process's flags of that instant. It has
  * not those of memory that it has not, or that is locked: where there is such memory, criu reads the list itself. Where
  * there is no twin, `twin-PID.paused` has the list as it was while the process was paused.
+ *
+ * All this is done where GPUCKPT_DUMP_MAPPINGS_AHEAD is set.
  */
 #ifdef __x86_64__
 #define _GNU_SOURCE
@@ -104,7 +106,7 @@ static int has_locked(pid_t pid)
 
 void read_mappings(void)
 {
-	const char *first = getenv("GPUCKPT_DUMP_TWINS");
+	const char *first = getenv("GPUCKPT_DUMP_MAPPINGS_AHEAD") != NULL ? getenv("GPUCKPT_DUMP_TWINS") : NULL;
 	owner = first == NULL ? 0 : atoi(first);
 	if (owner > 0 && read_before.bytes == NULL)
 		read_before = read_all(owner, "smaps");

@@ -67,6 +67,7 @@ def copy(folder: Path, into: Path, outer: Callable[[int], int | None], before: B
     Raises
     ------
     Void : not all of it could be read.
+    MappingsChanged : the list of mappings that was read before the pause was not right in it.
     Unreliable : what had not changed has.
     OSError : the images cannot be written.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from . import shared_memory
 
-__all__ = ["Noted", "Twin", "Void", "asked_for", "dump_is_over", "end"]
+__all__ = ["MappingsChanged", "Noted", "Twin", "Void", "asked_for", "dump_is_over", "end"]
 
 _NOTED, _KEPT = "twin-{}.regions", "kept-{}.regions"
 _BYTES, _GIVEN, _PAUSED = ".bytes", ".given", ".paused"
@@ -35,13 +35,19 @@ class Void(OSError):
         self.errno = number
 
 
-def asked_for(first: int, folder: str) -> Mapping[str, str]:
+class MappingsChanged(Void):
+    """The list of mappings that was read before the pause was not right any more in it."""
+
+
+def asked_for(first: int, folder: str, *, reads_ahead: bool) -> Mapping[str, str]:
     """Return what criu's environment has to have, so that it leaves the memory of a tree to `memory_copy.copy`.
 
     `first` is the tree's first process. What is to be copied is written into `folder`, as criu's namespace names it.
-    Where the system cannot do this, criu copies all memory, as it does without.
+    Where the system cannot do this, criu copies all memory, as it does without. With `reads_ahead`, the list of the
+    first process's mappings is read before it is paused.
     """
-    return {"GPUCKPT_DUMP_TWINS": str(first), "GPUCKPT_DUMP_TWINS_FOLDER": folder}
+    ahead = {"GPUCKPT_DUMP_MAPPINGS_AHEAD": "1"} if reads_ahead else {}
+    return {"GPUCKPT_DUMP_TWINS": str(first), "GPUCKPT_DUMP_TWINS_FOLDER": folder, **ahead}
 
 
 class Noted:
@@ -88,7 +94,7 @@ class Noted:
 
         Raises
         ------
-        Void : it was not.
+        MappingsChanged : it was not.
         """
         given = self._beside(_GIVEN)
         if not given.exists():
@@ -96,7 +102,7 @@ class Noted:
         paused = self._beside(_PAUSED)
         right = paused if twin is None else Path(f"/proc/{twin}/smaps")
         if _flags(given.read_bytes()) != _flags(right.read_bytes()):
-            raise Void("how it uses its memory changed in the moment in which it was paused")
+            raise MappingsChanged("how it uses its memory changed in the moment in which it was paused")
         for path in (given, paused):
             path.unlink(missing_ok=True)
 

@@ -55,9 +55,12 @@ class KeptTwins:
     Attributes
     ----------
     written : the pids of those of the save that is being written.
+    reads_ahead : whether the next save reads the list of mappings before the kernel is paused; not in one that changes
+        them without end.
     """
 
     def __init__(self) -> None:
+        self.reads_ahead = True
         self.written: Sequence[int] = ()
         self._kept: tuple[Kept, Bases] | None = None
         self._ending: Sequence[int] = ()

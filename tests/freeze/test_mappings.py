@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt import installed
-from jupyter_gpuckpt.freeze.twin import Noted, Void
+from jupyter_gpuckpt.freeze.twin import MappingsChanged, Noted, asked_for
 
 # A process that does with a large area, and with all else, what it is told.
 _SAVED = """
@@ -65,8 +65,7 @@ class _Saved:
         environment = {
             **os.environ,
             "LD_PRELOAD": str(installed.CRIU_SOCKETS_LIBRARY),
-            "GPUCKPT_DUMP_TWINS": pid,
-            "GPUCKPT_DUMP_TWINS_FOLDER": "/nowhere",
+            **asked_for(self.process.pid, "/nowhere", reads_ahead=True),
         }
         reading = [sys.executable, "-c", _READS, pid]
         with subprocess.Popen(reading, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as criu:
@@ -123,11 +122,11 @@ def test_a_flag_that_changes_in_that_moment_voids_the_dump(saved: _Saved, tmp_pa
     (noted,) = Noted.all_in(tmp_path)
     path = tmp_path / "twin-7.given"
     path.write_bytes(given)
-    with pytest.raises(Void, match="changed in the moment"):
+    with pytest.raises(MappingsChanged):
         noted.check_mappings(saved.process.pid)
     paused = tmp_path / "twin-7.paused"  # where there is no twin
     paused.write_bytes(saved.list_now())
-    with pytest.raises(Void, match="changed in the moment"):
+    with pytest.raises(MappingsChanged):
         noted.check_mappings(None)
     for twin in (saved.process.pid, None):
         path.write_bytes(saved.list_now())

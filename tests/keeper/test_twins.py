@@ -75,6 +75,34 @@ def before_it_is_copied(criu: Criu, start: StartKernel, *cells: str) -> Iterator
     notebook.status = reply["content"]  # type: ignore[attr-defined]
 
 
+_CHANGING = """
+import mmap, threading, time
+area = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+area[:] = bytes(4 << 20)
+changes = True
+def change():
+    while changes:
+        area.madvise(mmap.MADV_DONTDUMP)
+        area.madvise(mmap.MADV_DODUMP)
+        time.sleep(0.0001)
+thread = threading.Thread(target=change)
+thread.start()
+"""
+
+
+def test_a_kernel_that_changes_its_mappings_without_end_is_saved_at_another_attempt(notebook: Notebook) -> None:
+    """They are read right before it is paused, and then are others as often as not."""
+    notebook.run(_CHANGING)
+    saves = (notebook.run("%gpuckpt save here --replace", allow_error=True) for _ in range(40))
+    failed = next(one for one in saves if one.status == "error")
+    assert "changed in the moment in which it was paused" in failed.text
+    assert "Save again" in failed.text
+    for _ in range(5):
+        notebook.run("%gpuckpt save here --replace")
+    notebook.run("changes = False; thread.join()")
+    assert_works(notebook)
+
+
 def test_memory_is_of_one_instant(start: StartKernel) -> None:
     """A thread writes all of it again and again, and looks whether all of it is what it has written."""
     notebook = start()

@@ -51,13 +51,14 @@ async def dump(
     started: Callable[[int], None],
     *,
     has_twins: bool = False,
+    reads_ahead: bool = False,
 ) -> None:
     """Have criu dump the tree of `pid` and leave it as asked; its /dev/shm and log are of that instant.
 
     `images` is the folder for criu's images, as this process names it and as the namespace does; what is packed goes
     into `rest`. `size` is how many bytes that is. `started` is told criu's pid in the namespace. With `has_twins`,
-    memory is copied afterwards, by `memory_copy.copy`. When criu fails, `failure` is raised with its words. It may be
-    cancelled.
+    memory is copied afterwards, by `memory_copy.copy`, and with `reads_ahead` the first process's mappings are
+    read before. When criu fails, `failure` is raised with its words. It may be cancelled.
     """
     outside, inside = images
     log_file = outside / criu.DUMP_LOG
@@ -73,7 +74,7 @@ async def dump(
         more = {"GPUCKPT_SNAPSHOT": rest[1], "GPUCKPT_LOG": run_path(KERNEL_LOG)}
         more |= criu.dump_environment(inside)
         more |= shared_memory.asked_for(settings.NAMESPACE_RUN_DIR)
-        more |= twin.asked_for(pid, settings.NAMESPACE_RUN_DIR) if has_twins else {}
+        more |= twin.asked_for(pid, settings.NAMESPACE_RUN_DIR, reads_ahead=reads_ahead) if has_twins else {}
         return _run(space, program, arguments, more, seconds, started)
 
     waiting = outside / criu.NOT_ACCEPTED

@@ -187,6 +187,9 @@ def _in_words() -> Iterator[None]:
             "Save again: all of its memory is copied then. Earlier snapshots of it may be wrong; to have every save "
             f"copy all, set {settings.unchanged.variable}=copy where Jupyter starts.",
         ) from e
+    except twin.MappingsChanged as e:
+        why = "Save again: it is looked at while the {kernel} is paused then, which takes a little longer."
+        raise SaveFailed("The {kernel} was not saved; it keeps running.", str(e), why) from e
     except OSError as e:
         log.exception("the save failed")  # what the system said does not say where
         raise _not_saved(e) from e
@@ -390,9 +393,13 @@ class _Freeze:
             # What a device writes to is not seen as what a process writes to is.
             looks = self.memory_before is not None and not found.on_gpu
             before = self.memory_before() if self.memory_before is not None and looks else None
-            copied = await asyncio.to_thread(
-                memory_copy.copy, found.space.run_dir, staging.outside, found.space.outer, before
-            )
+            try:
+                copied = await asyncio.to_thread(
+                    memory_copy.copy, found.space.run_dir, staging.outside, found.space.outer, before
+                )
+            except twin.MappingsChanged:
+                keeper.twins.reads_ahead = False
+                raise
             if not (staging.in_memory or copied.copies):
                 notes.append(_NO_MEMORY)
             if not looks:
@@ -477,6 +484,7 @@ class _Freeze:
             SaveFailed("The {kernel} could not be saved; it keeps running."),
             started,
             has_twins=self._may_fork(),
+            reads_ahead=self.keeper.twins.reads_ahead,
         )
         await self.progress.or_cancelled(dumping)
 
