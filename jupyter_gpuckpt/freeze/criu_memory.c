@@ -23,8 +23,7 @@
  * GPUCKPT_DUMP_TWINS is the pid of the first process. Into the folder GPUCKPT_DUMP_TWINS_FOLDER: `twin-PID.regions` has the
  * twin's pid, or 0, and for each run of pages its first address, its end, and 0, or 1 where the pages are in
  * `twin-PID.bytes`, in the same order; each a 64-bit number. It is there from when the first page is left out. Where it is
- * empty in the end, the dump is void. What else there
- * is, `criu_mappings.c` says.
+ * empty in the end, the dump is void. What else there is, `criu_mappings.c` says.
  */
 #ifdef __x86_64__
 #define _GNU_SOURCE

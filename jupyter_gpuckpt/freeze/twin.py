@@ -95,13 +95,20 @@ class Noted:
         Raises
         ------
         MappingsChanged : it was not.
+        Void : nobody knows: the twin has ended.
         """
         given = self._beside(_GIVEN)
         if not given.exists():
             return  # criu has read it itself
         paused = self._beside(_PAUSED)
         right = paused if twin is None else Path(f"/proc/{twin}/smaps")
-        if _flags(given.read_bytes()) != _flags(right.read_bytes()):
+        try:
+            flags = _flags(right.read_bytes())
+        except OSError:
+            flags = []
+        if not flags:
+            raise Void("the process that had its memory is gone")
+        if _flags(given.read_bytes()) != flags:
             raise MappingsChanged("how it uses its memory changed in the moment in which it was paused")
         for path in (given, paused):
             path.unlink(missing_ok=True)

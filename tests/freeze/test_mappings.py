@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt import installed
-from jupyter_gpuckpt.freeze.twin import MappingsChanged, Noted, asked_for
+from jupyter_gpuckpt.freeze.twin import MappingsChanged, Noted, Void, asked_for
 
 # A process that does with a large area, and with all else, what it is told.
 _SAVED = """
@@ -124,6 +124,8 @@ def test_a_flag_that_changes_in_that_moment_voids_the_dump(saved: _Saved, tmp_pa
     path.write_bytes(given)
     with pytest.raises(MappingsChanged):
         noted.check_mappings(saved.process.pid)
+    with pytest.raises(Void, match="is gone"):
+        noted.check_mappings(None)
     paused = tmp_path / "twin-7.paused"  # where there is no twin
     paused.write_bytes(saved.list_now())
     with pytest.raises(MappingsChanged):
