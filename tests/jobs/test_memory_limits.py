@@ -28,11 +28,10 @@ while not os.path.exists(sys.argv[1]):
 print(len(held), flush=True)
 """
 
-# Pages of a file, which the program has changed: criu brings them back, where ordinary memory is written straight.
-OF_FILE = HOLD.replace(
+# Memory that processes can share: criu brings it back, where other memory is written straight.
+SHARED = HOLD.replace(
     "held = bytearray(os.urandom(1 << 20)) * 180",
-    "import mmap; file = open(sys.argv[1] + '.file', 'w+b'); file.truncate(180 << 20)\n"
-    "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY); held[:] = os.urandom(1 << 20) * 180",
+    "import mmap; held = mmap.mmap(-1, 180 << 20); held[:] = os.urandom(1 << 20) * 180",
 )
 
 WRITE = """
@@ -149,7 +148,7 @@ def test_a_job_that_writes_to_all_of_its_memory_is_saved_within_its_limit(tmp_pa
         assert group.killed() == 0
 
 
-@pytest.mark.parametrize(("source", "is_killed"), [(OF_FILE, True), (HOLD, False)])
+@pytest.mark.parametrize(("source", "is_killed"), [(SHARED, True), (HOLD, False)])
 def test_a_restore_for_which_there_is_too_little_memory_at_last_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, is_killed: bool
 ) -> None:
