@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10  # include/net/tcp_states.h
 SOCK_STREAM, SOCK_DGRAM = 1, 2
@@ -119,7 +120,8 @@ _SCHEMA: dict[str, list[tuple[str, int, int, str]]] = {
     "ids": [("files_id", 2, _U32, "")],
     "descriptor": [("id", 1, _U32, ""), ("fd", 4, _U32, "")],
     "remap": [("orig_id", 1, _U32, ""), ("remap_id", 2, _U32, ""), ("remap_type", 3, _U32, "")],
-    "ghost": [("uid", 1, _U32, ""), ("gid", 2, _U32, ""), ("mode", 3, _U32, "")],
+    "ghost": [("uid", 1, _U32, ""), ("gid", 2, _U32, ""), ("mode", 3, _U32, ""), ("chunks", 8, _U32, "")],
+    "ghost_chunk": [("len", 1, _U64, ""), ("off", 2, _U64, "")],
     "dump_stats": [("freezing_time", 1, _U32, ""), ("frozen_time", 2, _U32, "")],
     "stats": [("dump", 1, _MESSAGE, "dump_stats")],
     "pstree": [
@@ -329,6 +331,35 @@ def make_nameless(images: Path, contents: Mapping[int, BinaryIO]) -> None:
     (images / "files.img").write_bytes(out)
 
 
+def nameless_pieces(image: Path) -> list[int] | None:
+    """Return the sizes (bytes) of the pieces of a ``ghost-file-N.img`` that belong together: what has data is one.
+
+    What is told of it in between has times, and so not always as many bytes: data is found again in the next image all
+    the same. None for any other file, and where it is not as this version of CRIU writes it.
+    """
+    if not image.name.startswith("ghost-file-"):
+        return None
+    found, size = [], image.stat().st_size
+    with image.open("rb") as file, contextlib.suppress(struct.error, DecodeError):
+        file.seek(len(_GHOST_MAGIC))
+        about = _MESSAGES["ghost"].FromString(_unpacked(file))
+        if not about.chunks:
+            return [one for one in (file.tell(), size - file.tell()) if one]
+        begin = 0
+        while begin < size:
+            chunk = _MESSAGES["ghost_chunk"].FromString(_unpacked(file))
+            found += [file.tell() - begin, chunk.len]
+            begin = file.seek(chunk.len, os.SEEK_CUR)
+        return found if begin == size and all(found) else None
+    return None
+
+
+def _unpacked(file: BinaryIO) -> bytes:
+    """Return the message that comes next in an image. Raises `struct.error` where none does."""
+    (length,) = struct.unpack("<I", file.read(4))
+    return file.read(length)
+
+
 def own_deleted_files(images: Path, uid: int, groups: Sequence[int]) -> None:
     """Have all deleted files in the images belong to a user, who cannot give files to others.
 
@@ -341,8 +372,7 @@ def own_deleted_files(images: Path, uid: int, groups: Sequence[int]) -> None:
     for path in images.glob("ghost-file-*.img"):
         with path.open("rb") as image:
             magic = image.read(len(_GHOST_MAGIC))
-            (length,) = struct.unpack("<I", image.read(4))
-            entry = _MESSAGES["ghost"].FromString(image.read(length))
+            entry = _MESSAGES["ghost"].FromString(_unpacked(image))
             if entry.uid == uid and entry.gid in groups:
                 continue
             entry.uid = uid

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpuckpt import installed
+from jupyter_gpuckpt.freeze import images
 
 _CHOOSES_PIDS = os.geteuid() == 0
 """As criu may. Without, the system copies by itself, and all is the same but for the time."""
@@ -100,3 +103,57 @@ except OSError as e:
     finally:
         subprocess.run(["umount", tmp_path], check=True)
     assert said == "No space left on device\n"
+
+
+def _number(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    return bytes([value & 0x7F | 0x80]) + _number(value >> 7) if value > 0x7F else bytes([value])
+
+
+def _message(raw: bytes) -> bytes:
+    return struct.pack("<I", len(raw)) + raw
+
+
+def _ghost(microseconds: int, parts: Sequence[bytes], *, chunked: bool) -> bytes:
+    """Return a ``ghost-file-N.img`` of a file that was written to then (criu's images/ghost-file.proto)."""
+    written = b"\x08\x01\x10" + _number(microseconds)
+    about = b"\x08\x00\x10\x00\x18\x00\x3a" + _number(len(written)) + written + b"\x40" + _number(chunked)
+    image = struct.pack("<II", 0x54564319, 0x52583605) + _message(about)
+    for number, part in enumerate(parts):
+        told = b"\x08" + _number(len(part)) + b"\x10" + _number(number << 24)
+        image += (_message(told) if chunked else b"") + part
+    return image
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_what_they_have_is_found_again_however_much_is_told_of_them(tmp_path: Path, chunked: bool) -> None:
+    """Where they were written to in the first 16 ms of a second, criu needs a byte less for that."""
+    parts = [os.urandom(9_000_000), os.urandom(5_000)] if chunked else [os.urandom(9_000_000)]
+    image = tmp_path / "ghost-file-1.img"
+    lengths = set()
+    for microseconds in (100, 5_000, 20_000):
+        raw = _ghost(microseconds, parts, chunked=chunked)
+        image.write_bytes(raw)
+        sizes = images.nameless_pieces(image)
+        assert sizes is not None
+        assert sum(sizes) == len(raw)
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        pieces = [raw[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        assert pieces[1::2] == parts
+        lengths.add(len(raw))
+    assert len(lengths) == 3
+
+
+def test_what_is_no_image_of_one_is_cut_as_all_else(tmp_path: Path) -> None:
+    raw = _ghost(5, [bytes(5000), bytes(7000)], chunked=True)
+    for name, content in (
+        ("pages-1.img", raw),
+        ("ghost-file-1.img", raw[:-1]),
+        ("ghost-file-1.img", raw + b"1"),
+        ("ghost-file-1.img", raw[:10]),
+        ("ghost-file-1.img", raw[:8] + b"\xff" * 100),
+        ("ghost-file-1.img", b""),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert images.nameless_pieces(path) is None

@@ -29,7 +29,7 @@ from ...errors import (
     SaveFailed,
     StoreError,
 )
-from ...freeze import cuda, pages, shm_archive
+from ...freeze import cuda, images, pages, shm_archive
 from ...freeze.criu_program import CriuProgram, version_text
 from ...freeze.parking import PARKED, Elsewhere, single_hashes
 from ...linux import memory, processes
@@ -281,7 +281,9 @@ async def commit(
 
 def _pieces(file: Path) -> Sequence[int] | None:
     """Return the sizes of the pieces of a snapshot's file that belong together; None where that is not known."""
-    return shm_archive.pieces(file) if file.name == SHARED_MEMORY else pages.windows(file)
+    if file.name == SHARED_MEMORY:
+        return shm_archive.pieces(file)
+    return images.nameless_pieces(file) or pages.windows(file)
 
 
 def _describe(
