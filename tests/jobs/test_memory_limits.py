@@ -28,10 +28,11 @@ while not os.path.exists(sys.argv[1]):
 print(len(held), flush=True)
 """
 
-# Memory that processes can share: criu brings it back, where other memory is written straight.
-SHARED = HOLD.replace(
+# Memory that grows downwards, as a stack does: criu brings it back, where other memory is written straight.
+STACK = HOLD.replace(
     "held = bytearray(os.urandom(1 << 20)) * 180",
-    "import mmap; held = mmap.mmap(-1, 180 << 20); held[:] = os.urandom(1 << 20) * 180",
+    "import mmap; flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100  # MAP_GROWSDOWN, mmap(2)\n"
+    "held = mmap.mmap(-1, 180 << 20, flags=flags); held[:] = os.urandom(1 << 20) * 180",
 )
 
 WRITE = """
@@ -148,7 +149,7 @@ def test_a_job_that_writes_to_all_of_its_memory_is_saved_within_its_limit(tmp_pa
         assert group.killed() == 0
 
 
-@pytest.mark.parametrize(("source", "is_killed"), [(SHARED, True), (HOLD, False)])
+@pytest.mark.parametrize(("source", "is_killed"), [(STACK, True), (HOLD, False)])
 def test_a_restore_for_which_there_is_too_little_memory_at_last_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, is_killed: bool
 ) -> None:
