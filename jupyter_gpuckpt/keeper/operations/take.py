@@ -188,8 +188,8 @@ def _in_words() -> Iterator[None]:
             f"copy all, set {settings.unchanged.variable}=copy where Jupyter starts.",
         ) from e
     except twin.MappingsChanged as e:
-        why = "Save again: it is looked at while the {kernel} is paused then, which takes a little longer."
-        raise SaveFailed("The {kernel} was not saved; it keeps running.", str(e), why) from e
+        then = "Save again: it is looked at while the {kernel} is paused then, which takes a little longer."
+        raise SaveFailed("The {kernel} was not saved; it keeps running.", str(e), then) from e
     except OSError as e:
         log.exception("the save failed")  # what the system said does not say where
         raise _not_saved(e) from e
