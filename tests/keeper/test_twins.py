@@ -82,9 +82,9 @@ area[:] = bytes(4 << 20)
 changes = True
 def change():
     while changes:
-        area.madvise(mmap.MADV_DONTDUMP)
-        area.madvise(mmap.MADV_DODUMP)
-        time.sleep(0.0001)
+        for advice in (mmap.MADV_DONTDUMP, mmap.MADV_DODUMP):
+            area.madvise(advice)
+            time.sleep(0.0001)
 thread = threading.Thread(target=change)
 thread.start()
 """
