@@ -77,7 +77,7 @@ def before_it_is_copied(criu: Criu, start: StartKernel, *cells: str) -> Iterator
 
 _CHANGING = """
 import mmap, threading, time
-area = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+area = mmap.mmap(-1, 4 << 20)  # shared: never one mapping with what is beside it, which would be seen
 area[:] = bytes(4 << 20)
 changes = True
 def change():
