@@ -109,7 +109,7 @@ class Noted:
         if not flags:
             raise Void("the process that had its memory is gone")
         if _flags(given.read_bytes()) != flags:
-            raise MappingsChanged("how it uses its memory changed in the moment in which it was paused")
+            raise MappingsChanged("It changed how it uses its memory (madvise) at the moment in which it was paused.")
         for path in (given, paused):
             path.unlink(missing_ok=True)
 

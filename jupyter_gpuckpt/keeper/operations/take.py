@@ -188,7 +188,7 @@ def _in_words() -> Iterator[None]:
             f"copy all, set {settings.unchanged.variable}=copy where Jupyter starts.",
         ) from e
     except twin.MappingsChanged as e:
-        then = "Save again: it is looked at while the {kernel} is paused then, which takes a little longer."
+        then = "Save again: that is read during the pause from now on, which makes it a little longer."
         raise SaveFailed("The {kernel} was not saved; it keeps running.", str(e), then) from e
     except OSError as e:
         log.exception("the save failed")  # what the system said does not say where
