@@ -362,9 +362,17 @@ def _clients(*, encrypted: bool) -> tuple[Counter[int], Counter[int]]:
 
     The kernel is a client of itself as well, which is no other: nothing that it says is lost to it.
     """
-    connected: set[tuple[Any, Any]] = set()  # a socket has another file descriptor while another thread looks at it
-    known: set[tuple[Any, Any]] = set()
     least = _INTRODUCED_BY_CURVE if encrypted else _INTRODUCED
+    # Between two files of one look, the kernel may connect to itself or end that: the other look has both of its ends.
+    before, now = _heard_by_connection(), _heard_by_connection()
+    ends = before.keys() | now.keys()
+    others = {(here, there): now[here, there] for here, there in before.keys() & now if (there, here) not in ends}
+    return Counter(here[1] for here, _ in others), Counter(here[1] for (here, _), n in others.items() if n >= least)
+
+
+def _heard_by_connection() -> dict[tuple[Any, Any], int]:
+    """Return how many bytes came on each TCP connection, by both of its ends; none where some were not read yet."""
+    heard: dict[tuple[Any, Any], int] = {}  # a socket has another file descriptor while another thread looks at it
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
@@ -381,10 +389,7 @@ def _clients(*, encrypted: bool) -> tuple[Counter[int], Counter[int]]:
                 # One that the keeper has half closed is not there any more: nothing can be sent on it.
                 if info[0] != _TCP_ESTABLISHED:
                     continue
-                connected.add(ends)
-                if struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0] >= least and not unread:
-                    known.add(ends)
+                heard[ends] = 0 if unread else struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0]
         except OSError:
             continue
-    others = {(here, there) for here, there in connected if (there, here) not in connected}
-    return Counter(here[1] for here, _ in others), Counter(here[1] for here, _ in known & others)
+    return heard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import threading
@@ -61,6 +62,33 @@ def test_the_kernel_is_no_client_of_itself(listener: socket.socket) -> None:
         with contextlib.closing(_Client(listener)) as client:
             client.introduce()
             assert cells.introduced(encrypted=False)[port] == 1
+
+
+def test_nor_while_it_connects_to_itself(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One end of the connection has a number that a look has listed already, the other a new one."""
+    listed, made = os.listdir, list[socket.socket]()
+    place = os.open("/dev/null", os.O_RDONLY)
+
+    def list_then_connect(folder: str) -> list[str]:
+        names = listed(folder)
+        if not made:
+            with open(os.devnull), socket.socket() as one:  # two numbers, one of them that of the folder itself
+                made.append(one.dup())
+            made[0].connect(listener.getsockname())
+            with listener.accept()[0] as here:
+                made.append(socket.socket(fileno=os.dup2(here.fileno(), place)))
+            made[0].sendall(_INTRODUCTION)
+            assert made[1].recv(len(_INTRODUCTION), socket.MSG_WAITALL) == _INTRODUCTION
+            assert [str(end.fileno()) in names for end in made] == [False, True]
+        return names
+
+    monkeypatch.setattr(os, "listdir", list_then_connect)
+    try:
+        assert cells.introduced(encrypted=False)[listener.getsockname()[1]] == 0
+        assert len(made) == 2
+    finally:
+        for one in made:
+            one.close()
 
 
 def test_clients_that_take_long_to_connect_are_waited_for_longer_than_those_that_say_nothing(
