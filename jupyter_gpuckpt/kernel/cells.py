@@ -8,34 +8,17 @@ is how the rest of a saved cell writes into the cell that asked for the restore.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
-import socket
-import struct
 import sys
-import termios
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from .executed import cell_id
 
-# ZMTP 3.0: a greeting of 64 bytes, a READY command of at least 27, and on iopub a subscription of at least 3.
-_INTRODUCED = 94
-# With CurveZMQ: a HELLO of 202, an INITIATE of 285 (iopub) or 301 and more, and on iopub a subscription of at least 45.
-_INTRODUCED_BY_CURVE = 560
-COMING_BACK = 10.0
-"""How long clients may take to connect again before they are answered, in seconds."""
-_INTRODUCING = 2.0  # how long clients that are connected may take to say who they are, in seconds
 _COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how long that is waited for, in seconds
 _BEGINS = 60  # how much of a cell names it: what tells of it has to fit in PIPE_BUF
-_TCP_ESTABLISHED = 1
-"""The state of a connection that is open in both directions, of linux/tcp.h; the first byte of TCP_INFO."""
-_TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
-
 Asked = dict[str, Any]
 """A request as it travels between kernels: ``cell`` (header, idents, display_id, id) and ``queued`` (raw messages)."""
 
@@ -330,66 +313,3 @@ def _line_that_runs() -> int:
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
     return 0 if frame is None else frame.f_lineno
-
-
-def wait_for_peers(expected: dict[int, int], *, encrypted: bool, connecting: float) -> bool:
-    """Wait until as many clients as before are connected again, by local port: what is sent earlier is lost to them.
-
-    On a busy machine they may take seconds to connect, but `connecting` at most: one that has gone does not come back.
-    Two seconds later they have said who they are, except those that do not look at what the kernel says. Return whether
-    all are there.
-    """
-    deadline, all_connected = time.monotonic() + connecting, False
-    while time.monotonic() < deadline:
-        connected, present = _clients(encrypted=encrypted)
-        if all(present[port] >= count for port, count in expected.items()):
-            # What a client has said lies with zmq's own thread by now, which needs a moment to act on it.
-            time.sleep(0.02)
-            return True
-        if not all_connected and all(connected[port] >= count for port, count in expected.items()):
-            all_connected, deadline = True, min(deadline, time.monotonic() + _INTRODUCING)
-        time.sleep(0.005)
-    return False
-
-
-def introduced(*, encrypted: bool) -> Counter[int]:
-    """Return how many clients have said who they are and what they want, by local port."""
-    return _clients(encrypted=encrypted)[1]
-
-
-def _clients(*, encrypted: bool) -> tuple[Counter[int], Counter[int]]:
-    """Return how many clients are connected, by local port, and how many of them have introduced themselves.
-
-    The kernel is a client of itself as well, which is no other: nothing that it says is lost to it.
-    """
-    least = _INTRODUCED_BY_CURVE if encrypted else _INTRODUCED
-    # Between two files of one look, the kernel may connect to itself or end that: the other look has both of its ends.
-    before, now = _heard_by_connection(), _heard_by_connection()
-    ends = before.keys() | now.keys()
-    others = {(here, there): now[here, there] for here, there in before.keys() & now if (there, here) not in ends}
-    return Counter(here[1] for here, _ in others), Counter(here[1] for (here, _), n in others.items() if n >= least)
-
-
-def _heard_by_connection() -> dict[tuple[Any, Any], int]:
-    """Return how many bytes came on each TCP connection, by both of its ends; none where some were not read yet."""
-    heard: dict[tuple[Any, Any], int] = {}  # a socket has another file descriptor while another thread looks at it
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
-        try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as s:
-                if s.type != socket.SOCK_STREAM or s.family not in (
-                    socket.AF_INET,
-                    socket.AF_INET6,
-                ):
-                    continue
-                ends = s.getsockname(), s.getpeername()
-                info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
-                unread = struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
-                # One that the keeper has half closed is not there any more: nothing can be sent on it.
-                if info[0] != _TCP_ESTABLISHED:
-                    continue
-                heard[ends] = 0 if unread else struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0]
-        except OSError:
-            continue
-    return heard

@@ -18,7 +18,8 @@ from ..errors import GpuckptError, RestoreFailed
 from ..operations import results
 from ..spelling import in_a_cell
 from . import cpu_time, debugger, hooks, new_environment, rebinding, renewal, show, start_times
-from .cells import COMING_BACK, Asked, wait_for_peers
+from .cells import Asked
+from .clients import COMING_BACK, wait_for_peers
 
 if TYPE_CHECKING:
     from .agent import Agent

@@ -23,8 +23,8 @@ from ..operations.requests import Request, Restoring, Save, answer_of, kind_of
 from ..operations.results import Progress, Taking
 from ..spelling import in_a_cell
 from . import interrupts, rebinding
-from .cells import COMING_BACK, introduced, wait_for_peers
 from .channel import Channel
+from .clients import COMING_BACK, introduced, wait_for_peers
 
 __all__ = ["Afterwards", "Answered", "News", "Requests", "broken_off", "news_of"]
 

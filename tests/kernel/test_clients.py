@@ -9,10 +9,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
+import zmq
+from notebooks import wait_until
 
-from jupyter_gpuckpt.kernel import cells
+from jupyter_gpuckpt.kernel import clients
 
 _INTRODUCTION = bytes(200)
 
@@ -46,10 +50,10 @@ def test_a_client_counts_once_while_another_thread_looks_too(listener: socket.so
     """Each look holds file descriptors of its own for every connection."""
     port = listener.getsockname()[1]
     with contextlib.closing(_Client(listener)) as client:
-        assert cells.introduced(encrypted=False)[port] == 0
+        assert clients.introduced(encrypted=False)[port] == 0
         client.introduce()
         with client.here.dup():
-            assert cells.introduced(encrypted=False)[port] == 1
+            assert clients.introduced(encrypted=False)[port] == 1
 
 
 def test_the_kernel_is_no_client_of_itself(listener: socket.socket) -> None:
@@ -58,10 +62,10 @@ def test_the_kernel_is_no_client_of_itself(listener: socket.socket) -> None:
     with socket.create_connection(listener.getsockname()) as own, listener.accept()[0] as here:
         own.sendall(_INTRODUCTION)
         assert here.recv(len(_INTRODUCTION), socket.MSG_WAITALL) == _INTRODUCTION
-        assert cells.introduced(encrypted=False)[port] == 0
+        assert clients.introduced(encrypted=False)[port] == 0
         with contextlib.closing(_Client(listener)) as client:
             client.introduce()
-            assert cells.introduced(encrypted=False)[port] == 1
+            assert clients.introduced(encrypted=False)[port] == 1
 
 
 def test_nor_while_it_connects_to_itself(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +88,7 @@ def test_nor_while_it_connects_to_itself(listener: socket.socket, monkeypatch: p
 
     monkeypatch.setattr(os, "listdir", list_then_connect)
     try:
-        assert cells.introduced(encrypted=False)[listener.getsockname()[1]] == 0
+        assert clients.introduced(encrypted=False)[listener.getsockname()[1]] == 0
         assert len(made) == 2
     finally:
         for one in made:
@@ -97,19 +101,61 @@ def test_clients_that_take_long_to_connect_are_waited_for_longer_than_those_that
     port = listener.getsockname()[1]
     with contextlib.closing(_Client(listener)) as client:
         began = time.monotonic()
-        assert not cells.wait_for_peers({port: 1}, encrypted=False, connecting=60)
+        assert not clients.wait_for_peers({port: 1}, encrypted=False, connecting=60)
         assert time.monotonic() - began < 60
         later: list[_Client] = []
 
         def connect() -> None:
-            time.sleep(cells._INTRODUCING + 1)
+            time.sleep(clients._INTRODUCING + 1)
             later.append(_Client(listener))
             later[0].introduce()
 
         client.introduce()
         thread = threading.Thread(target=connect)
         thread.start()
-        assert cells.wait_for_peers({port: 2}, encrypted=False, connecting=60)
+        assert clients.wait_for_peers({port: 2}, encrypted=False, connecting=60)
         thread.join()
         for one in later:
             one.close()
+
+
+def test_zmq_reaches_a_client_when_its_threads_have_acted() -> None:
+    """What a client said has been read before; but to which client zmq sends nothing yet, that is lost to it."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.router_mandatory = True  # it tells
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        def has_said_all(count: int) -> bool:
+            heard = clients._heard_by_connection().items()
+            return [here[1] for (here, _), size in heard if size >= clients._INTRODUCED].count(port) == count
+
+        with contextlib.ExitStack() as connected:
+            for number in range(50):
+                client = connected.enter_context(context.socket(zmq.DEALER))
+                client.routing_id = name = f"client {number}".encode()
+                client.connect(f"tcp://127.0.0.1:{port}")
+                wait_until(partial(has_said_all, number + 1), every=0)
+                clients._until_zmq_has_acted()
+                router.send_multipart([name, b""])
+
+
+def test_it_is_seen_whether_zmqs_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = threading.Event()
+
+    def compute() -> None:
+        Path("/proc/thread-self/comm").write_text(f"{clients._THREADS}9")
+        while not computed.is_set():
+            pass
+
+    with zmq.Context() as context, context.socket(zmq.ROUTER):
+        wait_until(clients._zmq_waits)
+        thread = threading.Thread(target=compute)
+        thread.start()
+        try:
+            wait_until(lambda: clients._zmq_waits() is False)
+        finally:
+            computed.set()
+            thread.join()
+        wait_until(clients._zmq_waits)
+        monkeypatch.setattr(clients, "_THREADS", "none is called so")
+        assert clients._zmq_waits() is None

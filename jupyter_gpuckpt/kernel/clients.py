@@ -1,0 +1,118 @@
+"""Which clients a kernel has, and when they hear it.
+
+A client subscribes to what a kernel says, and tells who it is, when it connects. What is sent earlier is lost to it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import termios
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+__all__ = ["COMING_BACK", "introduced", "wait_for_peers"]
+
+# ZMTP 3.0: a greeting of 64 bytes, a READY command of at least 27, and on iopub a subscription of at least 3.
+_INTRODUCED = 94
+# With CurveZMQ: a HELLO of 202, an INITIATE of 285 (iopub) or 301 and more, and on iopub a subscription of at least 45.
+_INTRODUCED_BY_CURVE = 560
+COMING_BACK = 10.0
+"""How long clients may take to connect again before they are answered, in seconds."""
+_INTRODUCING = 2.0  # how long clients that are connected may take to say who they are, in seconds
+_ACTING = 2.0  # how long zmq's threads may take to act on what they have read, in seconds
+_ACTING_UNSEEN = 0.02  # the same where the system does not tell, in seconds
+_PASSED_ON = 0.002
+"""How long a socket of zmq's may not look at what those threads tell it, in seconds: 3 million ticks of the processor
+(`max_command_delay`, libzmq's config.hpp)."""
+_THREADS = "ZMQbg/IO/"  # how libzmq 4.3 calls them (src/thread.cpp)
+_WAITING = {"x86_64": "232", "aarch64": "22"}.get(os.uname().machine, "")  # epoll_wait, epoll_pwait (asm/unistd.h)
+_TCP_ESTABLISHED = 1
+"""The state of a connection that is open in both directions, of linux/tcp.h; the first byte of TCP_INFO."""
+_TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
+
+
+def wait_for_peers(expected: dict[int, int], *, encrypted: bool, connecting: float) -> bool:
+    """Wait until as many clients as before are connected again, by local port: what is sent earlier is lost to them.
+
+    On a busy machine they may take seconds to connect, but `connecting` at most: one that has gone does not come back.
+    Two seconds later they have said who they are, except those that do not look at what the kernel says. Return whether
+    all are there.
+    """
+    deadline, all_connected = time.monotonic() + connecting, False
+    while time.monotonic() < deadline:
+        connected, present = _clients(encrypted=encrypted)
+        if all(present[port] >= count for port, count in expected.items()):
+            _until_zmq_has_acted()
+            return True
+        if not all_connected and all(connected[port] >= count for port, count in expected.items()):
+            all_connected, deadline = True, min(deadline, time.monotonic() + _INTRODUCING)
+        time.sleep(0.005)
+    return False
+
+
+def _until_zmq_has_acted() -> None:
+    """Wait until zmq, whose own threads have read what clients said, knows where to send what is for them."""
+    deadline = time.monotonic() + _ACTING
+    while (waiting := _zmq_waits()) is False and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(_ACTING_UNSEEN if waiting is None else _PASSED_ON)
+
+
+def _zmq_waits() -> bool | None:
+    """Tell whether all of zmq's own threads wait for something to come; None where it cannot be seen (proc(5))."""
+    calls = []
+    try:
+        for thread in Path("/proc/self/task").iterdir():
+            if (thread / "comm").read_text().startswith(_THREADS):
+                calls.append((thread / "syscall").read_text().split()[0])
+    except OSError:
+        return None
+    return all(call == _WAITING for call in calls) if calls else None
+
+
+def introduced(*, encrypted: bool) -> Counter[int]:
+    """Return how many clients have said who they are and what they want, by local port."""
+    return _clients(encrypted=encrypted)[1]
+
+
+def _clients(*, encrypted: bool) -> tuple[Counter[int], Counter[int]]:
+    """Return how many clients are connected, by local port, and how many of them have introduced themselves.
+
+    The kernel is a client of itself as well, which is no other: nothing that it says is lost to it.
+    """
+    least = _INTRODUCED_BY_CURVE if encrypted else _INTRODUCED
+    # Between two files of one look, the kernel may connect to itself or end that: the other look has both of its ends.
+    before, now = _heard_by_connection(), _heard_by_connection()
+    ends = before.keys() | now.keys()
+    others = {(here, there): now[here, there] for here, there in before.keys() & now if (there, here) not in ends}
+    return Counter(here[1] for here, _ in others), Counter(here[1] for (here, _), n in others.items() if n >= least)
+
+
+def _heard_by_connection() -> dict[tuple[Any, Any], int]:
+    """Return how many bytes came on each TCP connection, by both of its ends; none where some were not read yet."""
+    heard: dict[tuple[Any, Any], int] = {}  # a socket has another file descriptor while another thread looks at it
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as s:
+                if s.type != socket.SOCK_STREAM or s.family not in (
+                    socket.AF_INET,
+                    socket.AF_INET6,
+                ):
+                    continue
+                ends = s.getsockname(), s.getpeername()
+                info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+                unread = struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
+                # One that the keeper has half closed is not there any more: nothing can be sent on it.
+                if info[0] != _TCP_ESTABLISHED:
+                    continue
+                heard[ends] = 0 if unread else struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0]
+        except OSError:
+            continue
+    return heard
