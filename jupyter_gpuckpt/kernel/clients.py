@@ -24,7 +24,7 @@ _INTRODUCED_BY_CURVE = 560
 COMING_BACK = 10.0
 """How long clients may take to connect again before they are answered, in seconds."""
 _INTRODUCING = 2.0  # how long clients that are connected may take to say who they are, in seconds
-_ACTING = 2.0  # how long zmq's threads may take to act on what they have read, in seconds
+_ACTING = 0.5  # how long zmq's threads may take to act on what they have read, in seconds
 _ACTING_UNSEEN = 0.02  # the same where the system does not tell, in seconds
 _PASSED_ON = 0.002
 """How long a socket of zmq's may not look at what those threads tell it, in seconds: 3 million ticks of the processor
