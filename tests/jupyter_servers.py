@@ -39,8 +39,14 @@ class Server:
     def ask(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
         """Ask our API for something, and return the answer, which must have this status."""
         response = self.request(method, f"api/gpuckpt/{path}", json=body)
-        assert response.status_code == status, response.text
+        assert response.status_code == status, f"{response.text}\n{self._plain_kernels()}"
         return response.json()
+
+    def _plain_kernels(self) -> str:
+        """Return what the server says of the kernels that it started without save and restore."""
+        return "\n".join(
+            line for line in self.log.read_text("utf-8", "replace").splitlines() if " as a plain one" in line
+        )
 
     def finish(self, operation: dict[str, Any]) -> dict[str, Any]:
         """Wait until an operation has ended."""

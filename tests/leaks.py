@@ -12,7 +12,7 @@ from notebooks import Notebook, wait_until
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.keeper.ports import of_connection_file
 from jupyter_gpuckpt.linux.processes import resident_bytes
-from jupyter_gpuckpt.linux.socket_ports import connections
+from jupyter_gpuckpt.linux.socket_ports import established
 
 
 def children(pid: int) -> list[int]:
@@ -34,8 +34,8 @@ def listening(pids: set[int]) -> int:
 
 def connected(notebook: Notebook) -> int:
     """Return how many connections of clients the kernel has."""
-    connected = connections()
-    return sum(connected[port] for port in of_connection_file(notebook.manager.connection_file).values())
+    ports = of_connection_file(notebook.manager.connection_file).values()
+    return sum(one.port in ports for one in established())
 
 
 def clients_of(notebook: Notebook) -> int:

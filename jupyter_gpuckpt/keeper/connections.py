@@ -21,7 +21,7 @@ from collections.abc import Collection
 from ..linux import proc, processes, socket_ports
 from ..linux.foreign_sockets import sockets_of
 
-__all__ = ["Connections", "own_connections", "unread_bytes"]
+__all__ = ["Connections", "unread_bytes"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -41,22 +41,12 @@ def unread_bytes(ports: Collection[int]) -> int:
     return total
 
 
-def own_connections(pid: int, ports: Collection[int]) -> Counter[int]:
-    """Return how many connections a process has with itself at each of these local ports. Raises `OSError`."""
-    return Counter(_clients(pid, ports)[1].values())
-
-
-def _clients(pid: int, ports: Collection[int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the connections of a process at these ports, each by its name in /proc: to others, and to itself."""
+def _clients(pid: int, ports: Collection[int]) -> set[str]:
+    """Return what the connections that others have to a process at these ports are called in /proc."""
     held = set(processes.open_files(pid))
     ends = {(one.here, one.there): (one.port, f"socket:[{one.inode}]") for one in socket_ports.established()}
-    others: dict[str, int] = {}
-    own: dict[str, int] = {}
-    for (here, there), (port, name) in ends.items():
-        if name in held and port in ports:
-            _, other = ends.get((there, here), (0, ""))
-            (own if other in held else others)[name] = port
-    return others, own
+    at = {(here, there): name for (here, there), (port, name) in ends.items() if name in held and port in ports}
+    return {name for (here, there), name in at.items() if ends.get((there, here), (0, ""))[1] not in held}
 
 
 class Connections:
@@ -70,7 +60,7 @@ class Connections:
     """
 
     def __init__(self, pid: int, ports: Collection[int]) -> None:
-        inodes = _clients(pid, ports)[0]
+        inodes = _clients(pid, ports)
         self._sockets = sockets_of(pid, inodes)
         if len(self._sockets) < len(inodes):
             log.warning("%d connections of clients cannot be ended in order", len(inodes) - len(self._sockets))

@@ -55,9 +55,15 @@ def endpoint_differs(kernel: SavedKernel, connection_file: str) -> bool:
     return bool(here) and {**here, "transport": "tcp", "curve": "", **kernel.endpoint} != here
 
 
-def peers(connection_file: str) -> dict[str, int]:
-    """Return how many clients are connected to the channels on which a cell is answered, and asks."""
-    ports, connected = of_connection_file(connection_file), socket_ports.connections()
+def peers(connection_file: str, kernel: int | None = None) -> dict[str, int]:
+    """Return how many clients are connected to the channels on which a cell is answered, and asks.
+
+    ipykernel is a client of itself. Where the process of the `kernel` is given, its own connections do not count.
+    """
+    ports, ends = of_connection_file(connection_file), socket_ports.established()
+    held = processes.sockets(() if kernel is None else (kernel,))
+    own = {(one.there, one.here) for one in ends if one.inode in held}
+    connected = Counter(one.port for one in ends if (one.here, one.there) not in own)
     asking = ("shell_port", "iopub_port", "stdin_port")
     return {channel: connected[ports[channel]] for channel in asking if channel in ports}
 

@@ -7,13 +7,12 @@ connections that there could be, for milliseconds; that is for where it cannot b
 from __future__ import annotations
 
 import socket
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from . import proc, sock_diag
 
-__all__ = ["Connection", "connections", "established", "port_holders", "ports_of_ended_connections"]
+__all__ = ["Connection", "established", "port_holders", "ports_of_ended_connections"]
 
 _ESTABLISHED, _LISTEN = 1, 10
 _ENDED = (4, 5, 6, 9, 11)  # FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING (linux/tcp_states.h)
@@ -41,11 +40,6 @@ def port_holders(kind: str) -> Iterator[tuple[int, int]]:
 def ports_of_ended_connections() -> set[int]:
     """Return the local ports of the TCP connections that nobody has any more, and that the system still keeps."""
     return {one.port for one in _sockets("tcp", _ENDED) if not one.inode}
-
-
-def connections() -> Counter[int]:
-    """Return how many established TCP connections end at each local port."""
-    return Counter(one.port for one in established())
 
 
 def established() -> list[Connection]:

@@ -94,6 +94,15 @@ class Kernels:
         return [kernel.value(expression) for kernel in (self.original, *self.copies)]
 
 
+def _accepted(listener: socket.socket, port: str) -> socket.socket:
+    """Return the connection from that port: a kernel of another test may have had this one, and have clients still."""
+    while True:
+        connection, (_, theirs) = listener.accept()
+        if str(theirs) == port:
+            return connection
+        connection.close()
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
     folder = tmp_path_factory.mktemp("copies")
@@ -115,7 +124,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
         wait_for_ready(client)
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         original.run(_SETUP.format(folder=str(folder), port=listener.getsockname()[1], six=_HAS_IPV6))
-        peer = stack.enter_context(listener.accept()[0])
+        peer = stack.enter_context(_accepted(listener, original.value("connection.getsockname()[1]")))
         fork = stack.enter_context(forking())
         copies = fork(original, count=2)
         warnings = fork.warnings  # type: ignore[attr-defined]

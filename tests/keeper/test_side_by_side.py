@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -85,6 +87,24 @@ def test_a_kernel_waits_for_its_clients_and_not_for_itself(notebook: Notebook, t
     assert asked.answer()["status"] == "ok"
 
 
+def test_a_connection_of_its_own_is_none_of_a_client_however_new(tmp_path: Path) -> None:
+    """One client more than there are is waited for, for ten seconds: by one that is restored twice at once, say."""
+    file = tmp_path / "kernel.json"
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as connected:
+        where = listener.getsockname()
+        file.write_text(json.dumps({**dict.fromkeys(ports.CHANNELS, 1), "shell_port": where[1]}))
+        connected.enter_context(socket.create_connection(where))
+        assert ports.peers(str(file), os.getpid())["shell_port"] == 0
+        connected.enter_context(listener.accept()[0])
+        assert ports.peers(str(file), os.getpid())["shell_port"] == 0
+        client = f"import socket; one = socket.create_connection({where}); input()"
+        with subprocess.Popen([sys.executable, "-c", client], stdin=subprocess.PIPE) as other:
+            connected.enter_context(listener.accept()[0])
+            assert ports.peers(str(file), os.getpid()) == {"shell_port": 1, "iopub_port": 0, "stdin_port": 0}
+            assert ports.peers(str(file))["shell_port"] == 2
+            other.communicate(b"\n")
+
+
 def test_children_go_on_but_for_those_that_stood_still(notebook: Notebook) -> None:
     notebook.run(
         """
@@ -162,10 +182,15 @@ def test_clients_that_come_while_both_listen_are_served(criu: Criu, notebook: No
     notebook.run("x = 2")
     clients = []
     port = ports.of_connection_file(notebook.manager.connection_file)["shell_port"]
+
+    def connected() -> set[bytes]:
+        return {one.there for one in socket_ports.established() if one.port == port}
+
+    before = connected()
     with criu.held_at("restore", "post-resume") as until_there:
         asked = Asked(notebook, "%gpuckpt restore here")
         until_there()
-        wait_until(lambda: socket_ports.connections()[port] > 0)  # the asking client is back
+        wait_until(lambda: connected() - before)  # the asking client is back
         for _ in range(4):
             # Each with a session of its own, as other programs have.
             client = BlockingKernelClient(connection_file=notebook.manager.connection_file)

@@ -39,7 +39,7 @@ from ...store import Manifest, Store
 from .. import ports
 from ..agent_channel import AgentSilent
 from ..agent_replies import checked_reply
-from ..connections import Connections, own_connections, unread_bytes
+from ..connections import Connections, unread_bytes
 from .progress import OperationProgress, ProgressCallback
 from .save import RoomInStore, commit, describe
 from .take import Taken, run_on, take
@@ -200,10 +200,7 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | N
         raise KernelLost("The {kernel} ended while it was hibernated.", "", "{Restart}.")
     clients = dict[str, int]()
     if how != "end":
-        file = keeper.launch.connection_file
-        channels, clients = ports.of_connection_file(file), ports.peers(file)
-        own = await asyncio.to_thread(own_connections, kernel, channels.values())
-        clients = {channel: count - own[channels[channel]] for channel, count in clients.items()}
+        clients = await asyncio.to_thread(ports.peers, keeper.launch.connection_file, kernel)
     if not how:
         # Nothing may come between this and the kernel's end, and what has come until now counts.
         connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))

@@ -25,7 +25,7 @@ from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
 from .. import ports, preflight
 from ..agent_channel import AgentSilent
-from ..connections import Connections, own_connections
+from ..connections import Connections
 from ..gpu.parked import place_of
 from .parts import CRIU_IMAGES
 from .progress import OperationProgress
@@ -86,8 +86,8 @@ class Predecessor:
         """When its clients were made to connect again (`time.monotonic`)."""
         self._away: Counter[int] = Counter()
         """How many of them, by port."""
-        self._own: Counter[int] = Counter()
-        """How many connections it has with itself, by port: nobody waits for those of the other one."""
+        self._kernel: int | None = None
+        """Its process, whose connections with itself are no clients: nobody waits for those of the other one."""
         self._sharing: asyncio.Task[SharedPorts] | None = None
         self._shared: SharedPorts | None = None
         self._connections: asyncio.Task[Connections] | None = None
@@ -101,10 +101,7 @@ class Predecessor:
     async def ports_with(self, snapshot: Snapshot) -> set[int] | None:
         """Share its ports with the other one, and return which; None where both cannot be at once."""
         kernel = None if self._keeper.space is None else self._keeper.space.outer(self._keeper.state.kernel_pid)
-        channels = ports.of_connection_file(self._keeper.launch.connection_file)
-        if kernel is not None:
-            with contextlib.suppress(OSError):
-                self._own = await asyncio.to_thread(own_connections, kernel, channels.values())
+        self._kernel = kernel
         self._count_clients()
         self._is_followed = not ports.endpoint_differs(
             kernel_of(snapshot.manifest), self._keeper.launch.connection_file
@@ -193,9 +190,8 @@ class Predecessor:
         file = self._keeper.launch.connection_file
         channels = ports.of_connection_file(file)
         away = self._away if time.monotonic() < self._sent_away + _AWAY else Counter()
-        for channel, now in ports.peers(file).items():
-            port = channels[channel]
-            self.peers[channel] = max(self.peers.get(channel, 0), now + away[port] - self._own[port])
+        for channel, now in ports.peers(file, self._kernel).items():
+            self.peers[channel] = max(self.peers.get(channel, 0), now + away[channels[channel]])
 
     async def _unshare(self) -> None:
         for task in (self._connections, self._sharing):
