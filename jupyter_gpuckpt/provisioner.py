@@ -40,6 +40,8 @@ _TO_LISTEN = 0.3  # how long a start waits for its kernel to listen, in seconds
 _TO_WRITE = 3.0  # how long it waits for an encrypted one to write its connection file, in seconds
 _LOOK = 0.01
 _ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been asked, in seconds
+_START_TIMEOUT = 60.0
+"""The same of one that has just started, in seconds: a busy machine takes its time, and a plain kernel is no gain."""
 _AGAIN_TIMEOUT = 1.0  # the same of one that was silent the last time: a shutdown interrupts first, and then kills
 
 
@@ -290,7 +292,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             return resumed
         process, folder = keepers.start_keeper(launch)
         try:
-            return process, folder, self._attach(folder)
+            return process, folder, self._attach(folder, _START_TIMEOUT)
         except BaseException:
             _end_started(process, folder)
             raise
@@ -313,18 +315,18 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             self.log.warning("The hibernated kernel of %s was not resumed; a fresh one starts. %s", launch.notebook, e)
             return None
         try:
-            keeper = self._attach(folder)
+            keeper = self._attach(folder, _START_TIMEOUT)
         except BaseException:
             _leave_resumed(folder)
             raise
         self.log.info("The kernel of %s was resumed from %s.", launch.notebook, manifest.name)
         return process, folder, keeper
 
-    def _attach(self, folder: KernelFolder) -> KeeperClient:
+    def _attach(self, folder: KernelFolder, timeout: float = _ANSWER_TIMEOUT) -> KeeperClient:
         end_after = None if self._is_independent else self._parsed("end_after")
         keeper = keepers.connect(folder)
         try:
-            keeper.ask(Attach(end_after=end_after), timeout=_ANSWER_TIMEOUT)
+            keeper.ask(Attach(end_after=end_after), timeout=timeout)
         except BaseException:
             keeper.close()
             raise

@@ -258,6 +258,15 @@ def test_a_kernel_that_cannot_be_held_is_ended_and_a_plain_one_says_why(
     assert list(keepers.folders()) == []
 
 
+def test_a_keeper_that_is_slow_to_answer_at_a_start_is_waited_for(
+    start: StartKernel, keepers_first: Callable[[str], None]
+) -> None:
+    """As on a machine whose disk is busy: the kernel could not be saved otherwise."""
+    slowly = f"lambda *args: (time.sleep({provisioner._ANSWER_TIMEOUT + 1}), add(*args))[1]"
+    keepers_first(f"from jupyter_gpuckpt.keeper.holders import Holders; add = Holders.add; Holders.add = {slowly}")
+    assert "Saved here" in start().run("%gpuckpt save here").text
+
+
 _STARTS_AND_IS_INTERRUPTED = """
 import json, os, signal, sys
 from jupyter_gpuckpt.client import keepers
