@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 import websocket
 from notebooks import PATIENCE, Notebook, connected, wait_until
@@ -141,6 +142,8 @@ def running(folder: Path, config: str = "", app: str = "server", port: int = 0, 
         try:
             process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
+            pytest.fail(f"the server did not end:\n{(folder / 'server.log').read_text('utf-8', 'replace')}")
+        finally:
             process.kill()
             process.wait()
 

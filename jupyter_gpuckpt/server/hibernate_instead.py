@@ -32,6 +32,8 @@ __all__ = ["fetch_from_remote", "hibernate_before_stop", "hibernate_when_culled"
 
 log = logging.getLogger("gpuckpt")
 
+_STARTING = 60.0  # how long kernels that are just being started are waited for, in seconds
+_LOOK = 0.02
 _culling: ContextVar[bool] = ContextVar("gpuckpt_culling", default=False)
 """Whether the kernel manager does what it does for the sake of culling."""
 
@@ -84,6 +86,7 @@ async def hibernate_before_stop(manager: Any) -> None:
         held = list(manager.list_kernel_ids())
         for kernel_id in held:
             manager.get_kernel(kernel_id).stop_restarter()  # none is to be started anew for one that is on the disk
+        await _until_started([manager.get_kernel(kernel_id) for kernel_id in held])
         ids = [*held, *(one for one in coming if (folder := _folder(one)) is not None and _was_resumed(folder))]
         waited = time.monotonic() - began
         await asyncio.to_thread(_hibernate_for_good, set(ids), "stop" in settings.hibernate_on(), waited)
@@ -91,6 +94,17 @@ async def hibernate_before_stop(manager: Any) -> None:
         log.exception("kernels could not be hibernated")
     if settings.remote():
         await asyncio.to_thread(_send_to_remote)
+
+
+async def _until_started(kernels: Collection[Any]) -> None:
+    """Wait for kernels that have ended and are just being started anew.
+
+    jupyter_client 8.10 cannot shut such a kernel down: it asks how its start went (`InvalidStateError`). A server that
+    stops would then stay, with all of its kernels.
+    """
+    deadline = time.monotonic() + _STARTING
+    while not all(kernel.ready.done() for kernel in kernels) and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK)
 
 
 def _send_to_remote() -> None:

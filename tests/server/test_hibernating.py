@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from jupyter_servers import Server, running
+from jupyter_servers import SPEC, Server, running
 from notebooks import PATIENCE, wait_until
 
 pytestmark = pytest.mark.criu
@@ -141,6 +141,17 @@ def test_none_is_started_anew_while_others_are_being_hibernated(tmp_path: Path) 
         assert "restarting kernel" not in server.log.read_text()
     with running(tmp_path) as server:
         assert sorted(one["path"] for one in _hibernated(server)) == ["a.ipynb", "b.ipynb", "c.ipynb"]
+
+
+def test_a_server_stops_while_a_kernel_that_has_ended_is_started_anew(tmp_path: Path) -> None:
+    """Jupyter's own way to end a kernel fails then, and with it the server's end."""
+    with running(tmp_path) as server:
+        kernel = server.request("POST", "api/kernels", json={"name": SPEC}).json()["id"]
+        with server.connected(kernel) as notebook:
+            notebook.client.execute("import os; os._exit(1)")
+            wait_until(lambda: "restarting kernel" in server.log.read_text(), every=0.001)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(PATIENCE) == 0
 
 
 def test_a_person_who_shuts_a_kernel_down_ends_it(tmp_path: Path) -> None:
