@@ -5,6 +5,7 @@ A client subscribes to what a kernel says, and tells who it is, when it connects
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -66,12 +67,10 @@ def _until_zmq_has_acted() -> None:
 def _zmq_waits() -> bool | None:
     """Tell whether all of zmq's own threads wait for something to come; None where it cannot be seen (proc(5))."""
     calls = []
-    try:
-        for thread in Path("/proc/self/task").iterdir():
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended, or the system does not tell
             if (thread / "comm").read_text().startswith(_THREADS):
                 calls.append((thread / "syscall").read_text().split()[0])
-    except OSError:
-        return None
     return all(call == _WAITING for call in calls) if calls else None
 
 

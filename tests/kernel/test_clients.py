@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ def test_the_kernel_is_no_client_of_itself(listener: socket.socket) -> None:
             assert clients.introduced(encrypted=False)[port] == 1
 
 
-def test_nor_while_it_connects_to_itself(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_none_either_while_it_connects_to_itself(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """One end of the connection has a number that a look has listed already, the other a new one."""
     listed, made = os.listdir, list[socket.socket]()
     place = os.open("/dev/null", os.O_RDONLY)
@@ -139,7 +140,7 @@ def test_zmq_reaches_a_client_when_its_threads_have_acted() -> None:
                 router.send_multipart([name, b""])
 
 
-def test_it_is_seen_whether_zmqs_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_seen_whether_zmqs_threads_wait() -> None:
     computed = threading.Event()
 
     def compute() -> None:
@@ -157,5 +158,15 @@ def test_it_is_seen_whether_zmqs_threads_wait(monkeypatch: pytest.MonkeyPatch) -
             computed.set()
             thread.join()
         wait_until(clients._zmq_waits)
-        monkeypatch.setattr(clients, "_THREADS", "none is called so")
-        assert clients._zmq_waits() is None
+
+
+def test_where_none_of_its_threads_are_seen_zmq_has_a_moment() -> None:
+    program = """
+import time
+from jupyter_gpuckpt.kernel import clients
+assert clients._zmq_waits() is None
+began = time.monotonic()
+clients._until_zmq_has_acted()
+assert time.monotonic() - began >= clients._ACTING_UNSEEN
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
