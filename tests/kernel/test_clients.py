@@ -69,7 +69,7 @@ def test_the_kernel_is_no_client_of_itself(listener: socket.socket) -> None:
             assert clients.introduced(encrypted=False)[port] == 1
 
 
-def test_it_is_none_either_while_it_connects_to_itself(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_is_it_one_while_it_connects_to_itself(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """One end of the connection has a number that a look has listed already, the other a new one."""
     listed, made = os.listdir, list[socket.socket]()
     place = os.open("/dev/null", os.O_RDONLY)
