@@ -38,6 +38,15 @@ def test_twelve_cycles_leave_nothing(notebook: Notebook, tmp_path: Path) -> None
     assert_flat(notebook, tmp_path, 12)
 
 
+def test_what_a_save_had_read_is_given_back(notebook: Notebook) -> None:
+    """A keeper has it for the next save, until that costs too much: a kernel that rests takes no memory for it."""
+    notebook.run("n = 0")
+    cycle(notebook, 1)
+    held = memory(notebook)
+    cycle(notebook, 4)
+    assert_no_growth(notebook, held, 6e6)
+
+
 def test_one_snapshot_is_restored_often(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run("x = 1")
     clients = clients_of(notebook)
