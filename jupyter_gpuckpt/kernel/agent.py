@@ -39,6 +39,7 @@ from .cells import Asked, Cells
 from .channel import Channel
 from .child_output import ChildOutput
 from .executed import Executed, cell_id
+from .page_copies import PageCopies
 from .reconnection import Reconnection
 from .requests import Requests, broken_off, news_of
 from .sleeping import Sleeping
@@ -78,6 +79,7 @@ class Agent:
         self.sleeping = Sleeping(self, run_dir, self.housekeeping)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._channel = Channel(run_dir)
+        self._page_copies = PageCopies()
         self.saving = False
         self.reconnection = Reconnection(self, run_dir)
         self.keeper = Requests(self._channel, run_dir, kernel.parent, self.later, self.reconnection.is_coming_back)
@@ -230,6 +232,7 @@ class Agent:
             about_gpu = self.housekeeping.before_save(busy=self._is_busy())
         cpu_time.note()
         start_times.note()
+        self._page_copies.note()
         return {
             **about_gpu,
             "execution_count": self.kernel.execution_count,
@@ -266,6 +269,7 @@ class Agent:
 
     def _after_save(self, error: dict[str, Any] | None) -> dict[str, Any]:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
+        self.later(self._page_copies.make)
         waited, begun = self.cells.save_ended(self._waits_to_be_taken()), self.cells.begun_since_save
         self.saving = False
         if self.sleeping.is_asleep:
