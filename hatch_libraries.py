@@ -1,8 +1,8 @@
 """Building what is written in C, for a wheel or an editable installation (called by hatchling).
 
-Without a C compiler it is left out. Then saves of GPU kernels take longer, other users of the machine can disturb saves
-and restores, and the broker does not start; `jupyter gpuckpt doctor` says so. And a signal to every process of a server
-that stops ends its kernels.
+Without a C compiler it is left out. Then saves take longer, of GPU kernels above all, other users of the machine can
+disturb saves and restores, and the broker does not start; `jupyter gpuckpt doctor` says so. And a signal to every
+process of a server that stops ends its kernels.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _PARKING = (
     ["-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
 )
 _SHIELD = ("jupyter_gpuckpt/linux/shield.c", "jupyter_gpuckpt/linux/libgpuckpt-shield.so", ["-shared"])
+_BLOCKS = ("jupyter_gpuckpt/store/blocks.c", "jupyter_gpuckpt/store/libgpuckpt-blocks.so", ["-shared"])
 _NCCL = ("jupyter_gpuckpt/kernel/nccl/*.c", "jupyter_gpuckpt/kernel/libgpuckpt-nccl.so", ["-shared"])
-_LIBRARIES = (_SOCKETS, _PACKER, _SHIELD, _NCCL, *([_PARKING] if platform.machine() == "x86_64" else []))
+_LIBRARIES = (_SOCKETS, _PACKER, _SHIELD, _NCCL, _BLOCKS, *([_PARKING] if platform.machine() == "x86_64" else []))
 """Sources and library of each, or program, and what the linker is told; parking is for x86-64 alone."""
 
 

@@ -10,15 +10,28 @@ import threading
 
 import zstandard
 
-__all__ = ["DELTA", "KNOWN", "RAW", "ZSTD", "Bytes", "compressor", "decode", "decompressor", "encode"]
+__all__ = [
+    "DELTA",
+    "DELTAS",
+    "KNOWN",
+    "OLD_DELTA",
+    "RAW",
+    "ZSTD",
+    "Bytes",
+    "compressor",
+    "decode",
+    "decompressor",
+    "encode",
+]
 
 Bytes = bytes | bytearray | memoryview
 
 RAW, ZSTD = 0, 1
 KNOWN = (RAW, ZSTD)
 
-DELTA = 2
-"""That of `store.delta`, which takes another chunk; the other two are of chunks by themselves."""
+OLD_DELTA, DELTA = 2, 3
+DELTAS = (OLD_DELTA, DELTA)
+"""Those of `store.delta`, which take another chunk; the other two are of chunks by themselves."""
 
 _LEVEL = 1
 _SLICE = 4096

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from .chunks import digest
-from .codec import DELTA
+from .codec import DELTAS
 from .durable import read_small, refresh, sync_folder, write_new
 from .layout import Layout
 from .names import pack_name, session_of
@@ -239,7 +239,7 @@ class Part:
         self, record: int, writer: bytes, number: int, offset: int, stored: int, size: int, codec: int
     ) -> Location:
         base = self._bases.get(record)
-        if not plausible(codec, stored, size) or (base is None) == (codec == DELTA):
+        if not plausible(codec, stored, size) or (base is None) == (codec in DELTAS):
             raise ValueError("a chunk in it has no chunk's size, or is a delta of none")
         return Location(_pack(writer, number), offset, stored, size, codec, b"" if base is None else self._key(base))
 

@@ -27,11 +27,11 @@ from .sessions import Lock
 
 __all__ = ["Layout"]
 
-_DELTAS = "deltas"
-"""The feature of a store in which chunks may be deltas. Snapshots that leave it have none."""
-_MARK, _MARK_WITH_DELTAS = (
+_DELTAS, _COMBINED = "deltas", "combined deltas"
+"""The features of a store in which chunks may be deltas, of both kinds. Snapshots that leave it have none."""
+_MARK, _MARK_WITH_OLD_DELTAS, _MARK_WITH_DELTAS = (
     json.dumps({"features": features, "format": FORMAT}, separators=(",", ":")).encode() + b"\n"
-    for features in ([], [_DELTAS])
+    for features in ([], [_DELTAS], [_COMBINED, _DELTAS])
 )
 _MARK_LIMIT = 64 * 1024
 _SUFFIX = ".json"
@@ -236,7 +236,7 @@ class Layout:
             raw = read_small(self.mark, _MARK_LIMIT)
         except FileNotFoundError:
             return False
-        if raw in (_MARK, _MARK_WITH_DELTAS):
+        if raw in (_MARK, _MARK_WITH_OLD_DELTAS, _MARK_WITH_DELTAS):
             return True
         try:
             found = json.loads(raw)
@@ -244,7 +244,7 @@ class Layout:
             found = None
         if isinstance(found, dict):
             if isinstance(features := found.get("features"), list):
-                found = {**found, "features": [feature for feature in features if feature != _DELTAS]}
+                found = {**found, "features": [feature for feature in features if feature not in (_DELTAS, _COMBINED)]}
             check_format(found, f"The store in {self.root}")
         raise Damaged(
             "The store's format file is damaged.",

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from . import delta
 from .chunks import CHUNK, digest
-from .codec import DELTA, KNOWN, RAW, Bytes, decode
+from .codec import DELTAS, KNOWN, RAW, Bytes, decode
 from .durable import FILE_MODE, start_writing, sync_folder, write_at
 from .names import pack_name
 
@@ -238,10 +238,10 @@ class PackReader:
         self, packs: OpenPacks, key: bytes, at: Location, room: memoryview | None, *, fresh: bool, verify: bool
     ) -> tuple[Bytes, Bytes]:
         """Return a chunk as it is stored, and its bytes, which are in `room` where there is one."""
-        if at.codec != DELTA:
+        if at.codec not in DELTAS:
             return _read(packs, key, at, room, fresh=fresh, verify=verify)
         where = self._index.get(at.base)
-        if where is None or where.codec == DELTA:
+        if where is None or where.codec in DELTAS:
             raise ValueError(f"{_named(at.base)} is not in the packs")
         try:
             base = _read(packs, at.base, where, None, fresh=fresh, of="base")[1]
@@ -250,7 +250,7 @@ class PackReader:
         stored = _stored(packs, at, _buffer("stored", at.stored), fresh=fresh)
         if delta.base_of(stored) != at.base:
             raise ValueError("it is a delta of another chunk than the index says")
-        data = delta.apply(stored, base, _buffer("decoded", at.size) if room is None else room)
+        data = delta.apply(at.codec, stored, base, _buffer("decoded", at.size) if room is None else room)
         if digest(data) != key:
             raise ValueError("its bytes do not have the hash of those that were saved")
         return stored, data
@@ -363,7 +363,7 @@ def entries(path: Path) -> Iterator[tuple[bytes, Location]]:
             at += _ENTRY.size
             if magic != _ENTRY_MAGIC or not plausible(codec, stored, size) or at + stored > end:
                 return
-            begin = os.pread(fd, delta.LEAST, at) if codec == DELTA else b""
+            begin = os.pread(fd, delta.LEAST, at) if codec in DELTAS else b""
             yield key, _location(path.name, at, stored, size, codec, begin)
             at += stored
     finally:
@@ -374,11 +374,11 @@ def plausible(codec: int, stored: int, size: int) -> bool:
     """Tell whether a chunk can have these sizes."""
     if not 0 < size <= CHUNK:
         return False
-    if codec == DELTA:
+    if codec in DELTAS:
         return delta.LEAST <= stored < size
     return codec in KNOWN and (stored == size if codec == RAW else 0 < stored < size)
 
 
 def _location(pack: str, offset: int, stored: int, size: int, codec: int, begin: Bytes) -> Location:
     """Return the location of a chunk of which the stored bytes begin so."""
-    return Location(pack, offset, stored, size, codec, delta.base_of(begin) if codec == DELTA else b"")
+    return Location(pack, offset, stored, size, codec, delta.base_of(begin) if codec in DELTAS else b"")

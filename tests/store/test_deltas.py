@@ -22,7 +22,8 @@ from store_helpers import ABOUT, fill, litter, packs_of, read_back, save
 from transfer_helpers import at, person, secrets_of
 
 from jupyter_gpuckpt.errors import Damaged, Incompatible, RemoteError
-from jupyter_gpuckpt.store import Bases, Changed, Manifest, Piece, Store, delta, digest
+from jupyter_gpuckpt.store import Bases, Changed, Manifest, Piece, Store, blocks, chunking, delta, digest
+from jupyter_gpuckpt.store.codec import DELTA, DELTAS, OLD_DELTA
 from jupyter_gpuckpt.store.index import MAGIC, MAGIC_WITH_DELTAS, DamagedPart, Index, read_part, write_part
 from jupyter_gpuckpt.store.names import pack_name
 from jupyter_gpuckpt.store.pack import HEADER, Location, OpenPacks
@@ -117,7 +118,7 @@ def test_the_store_is_marked_before_a_delta_is_in_it_and_not_without_one(store: 
     assert json.loads(mark.read_bytes()) == {"features": [], "format": 2}
     save_over(store, "two", {**saved, PAGES: changed(saved[PAGES], 1, 1)}, "one")
     # Versions that know no such feature refuse the store: `test_damage.py`.
-    assert json.loads(mark.read_bytes()) == {"features": ["deltas"], "format": 2}
+    assert json.loads(mark.read_bytes()) == {"features": ["combined deltas", "deltas"], "format": 2}
     mark.write_text('{"features":["deltas","of a newer version"],"format":2}')
     with pytest.raises(Incompatible, match="it needs 'of a newer version'"):
         store.list()
@@ -295,15 +296,15 @@ def test_a_delta_that_names_another_base_than_the_index_is_not_used(store: Store
     assert read_back(store, "three") == three["three"]
 
 
-def forge(store: Store, name: str, made: bytes) -> None:
+def forge(store: Store, name: str, made: bytes, codec: int) -> None:
     """Let a snapshot's only delta be stored as these bytes, and all that is written about it say so."""
     index = part(store, name)
     ((key, at),) = deltas(store, name).items()
     where = pack_name(store.get(name).id, 99)
-    entry = struct.pack("<4sB3xII32s", b"CHNK", 2, len(made), at.size, key)
+    entry = struct.pack("<4sB3xII32s", b"CHNK", codec, len(made), at.size, key)
     (store.root / "packs" / where).write_bytes(PACK_MAGIC + entry + made)
     (store.root / "packs" / at.pack).unlink()
-    index[key] = at._replace(pack=where, offset=len(PACK_MAGIC) + len(entry), stored=len(made))
+    index[key] = at._replace(pack=where, offset=len(PACK_MAGIC) + len(entry), stored=len(made), codec=codec)
     write_part(store._layout, store.get(name).id, index, store.get(name).id)
 
 
@@ -337,10 +338,13 @@ _HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("codec", DELTAS)
 @pytest.mark.parametrize("made", _HOSTILE.values(), ids=[*_HOSTILE])
-def test_a_hostile_delta_is_damage_and_takes_no_memory(store: Store, three: dict[str, Files], made: bytes) -> None:
+def test_a_hostile_delta_is_damage_and_takes_no_memory(
+    store: Store, three: dict[str, Files], made: bytes, codec: int
+) -> None:
     (at,) = deltas(store, "two").values()
-    forge(store, "two", at.base + made)
+    forge(store, "two", at.base + made, codec)
     tracemalloc.start()
     try:
         with pytest.raises(Damaged):
@@ -442,7 +446,63 @@ def test_a_delta_makes_its_chunk_whatever_it_differs_in(much: int, size: int, of
     chunk[begin:] = some.randbytes(size - begin)
     made = delta.make(chunk, digest(base), base)
     assert delta.base_of(made) == digest(base)
-    assert delta.apply(made, base, memoryview(bytearray(size))) == chunk
+    assert delta.apply(DELTA, made, base, memoryview(bytearray(some.randbytes(size)))) == chunk
+
+
+@pytest.mark.skipif(blocks._built is None, reason="there was no C compiler")
+@pytest.mark.parametrize("much", [0, 1, 512, 40 * 1024, SIZE])
+@pytest.mark.parametrize("size", [1, 511, 512, 513, PAGE, SIZE, SIZE - 300])
+def test_python_makes_and_applies_what_the_library_does(monkeypatch: pytest.MonkeyPatch, much: int, size: int) -> None:
+    some = random.Random(much)
+    other = some.randbytes(size)
+    chunk = other[: max(size - much, 0)] + some.randbytes(min(much, size))
+    by_library, back = blocks.made(chunk, other), memoryview(bytearray(other))
+    blocks.apply(by_library[0], bytes(by_library[1]), back)
+    monkeypatch.setattr(blocks, "_built", None)
+    by_python, again = blocks.made(chunk, other), memoryview(bytearray(other))
+    blocks.apply(by_python[0], bytes(by_python[1]), again)
+    assert by_library == by_python
+    assert back == again == chunk
+
+
+def old_delta(data: bytes, key: bytes, base: bytes) -> bytes:
+    """Return a delta as the version made it that knew no others."""
+    places = [place for place in range(0, len(data), 512) if data[place : place + 512] != base[place : place + 512]]
+    bits = bytearray(-(-len(data) // 4096))
+    for place in places:
+        bits[place // 4096] |= 1 << place // 512 % 8
+    new, old = (b"".join(one[place : place + 512] for place in places) for one in (data, base[: len(data)]))
+    if len(new) <= 64 * 1024:
+        combined = int.from_bytes(new, "little") ^ int.from_bytes(old, "little")
+        return key + bits + zstandard.compress(combined.to_bytes(len(new), "little"))
+    dictionary = zstandard.ZstdCompressionDict(old, zstandard.DICT_TYPE_RAWCONTENT)
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=19)
+    return key + bits + zstandard.ZstdCompressor(dict_data=dictionary, compression_params=parameters).compress(new)
+
+
+@pytest.mark.parametrize("much", [1000, 160 * 1024])
+def test_deltas_of_an_earlier_version_are_read(
+    store: Store, saved: Files, monkeypatch: pytest.MonkeyPatch, much: int
+) -> None:
+    mark = store.root / "format.json"
+    save(store, "one", files=saved)
+    newer = bytes(byte ^ 1 for byte in saved[PAGES][:much]) + saved[PAGES][much:]
+    states = {"one": saved, "two": {**saved, PAGES: newer}}
+    with monkeypatch.context() as patched:
+        patched.setattr(chunking, "DELTA", OLD_DELTA)
+        patched.setattr(delta, "make", lambda data, key, base: old_delta(bytes(data), key, bytes(base)))
+        save_over(store, "two", states["two"], "one")
+        mark.write_text('{"features":["deltas"],"format":2}\n')
+    assert [at.codec for at in deltas(store, "two").values()] == [OLD_DELTA]
+    assert_all_there(store, states)
+    states["three"] = {**saved, PAGES: changed(newer, 40, 3)}
+    save_over(store, "three", states["three"], "two")
+    assert json.loads(mark.read_bytes())["features"] == ["combined deltas", "deltas"]
+    assert_all_there(store, states)
+    for path in (store.root / "index").iterdir():
+        path.unlink()
+    assert len(store.repair().mended) == 3  # the packs tell the codecs, too
+    assert_all_there(store, states)
 
 
 def test_a_save_that_is_given_up_leaves_the_others(store: Store, three: dict[str, Files]) -> None:
