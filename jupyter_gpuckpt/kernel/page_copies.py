@@ -6,8 +6,10 @@ does next to nothing has eight hundred: they cost it 2 to 3 ms. So what was writ
 the one before it, too, is copied in the background as soon as the kernel runs again.
 
 Which pages those are is told by /proc/self/pagemap: what was written to since the fork is this process's alone
-(Documentation/admin-guide/mm/pagemap.rst of Linux, bit 56). So is what was copied ahead and not written to: every
-sixteenth time nothing is copied, to forget that.
+(Documentation/admin-guide/mm/pagemap.rst of Linux, bit 56). So is what was copied ahead and not written to, and the
+next save has to look at its bytes: an eighth is not copied each time, to see whether it is written to. The system
+takes 50 ns for each page that it is asked about, so that of memory where nothing had been written to an eighth is
+looked at each time.
 
 What is written down here changes memory that the next save stores: it is kept in few bytes.
 """
@@ -15,11 +17,10 @@ What is written down here changes memory that the next save stores: it is kept i
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..linux import proc
 
@@ -30,11 +31,11 @@ _NUMBER = 8  # bytes of what a pagemap has of each page
 _OWN = re.compile(rb"\x81+")
 """By the highest byte of that: present and this process's alone, and not swapped, a file's or guarded."""
 _MADV_POPULATE_WRITE = 23
-_AT_ONCE = 16_384  # pages
-_MOST_READ = 4 << 30  # bytes of memory: it takes the system 15 ms to say which of their pages are whose
+_WINDOW = 512 * _PAGE
+_MOST_MEMORY = 4 << 30  # bytes
 _MOST_RUNS = 8_192
 _MOST_WRITTEN, _MOST_COPIED = 16_384, 8_192  # pages
-_FORGETS = 16  # saves
+_SHARES = 8
 
 
 class PageCopies:
@@ -46,13 +47,14 @@ class PageCopies:
 
     def note(self) -> None:
         """See what has been written to since the save before: the kernel is about to be saved."""
+        where = {begin // _WINDOW for begin, _ in _runs(self._before)}
         try:
-            written = _written()
+            written = _written(lambda window: not where or window in where or window % _SHARES == self._saves % _SHARES)
         except OSError:  # not every system tells it
             written = array("Q")
-        self._saves += 1
-        often = _in_both(self._before, written) if self._saves % _FORGETS else array("Q")
+        often = _in_both(self._before, written)
         self._before, self._often = written, often if _pages(often) <= _MOST_COPIED else array("Q")
+        self._saves += 1
 
     def make(self) -> None:
         """Copy what is written to often: the kernel runs again."""
@@ -61,27 +63,31 @@ class PageCopies:
         # Nothing is written, so that it does no harm where something else is mapped there by now, or nothing. Before
         # Linux 5.14 there is no such advice, and a cell waits as it would have.
         for begin, end in _runs(self._often):
-            libc.madvise(begin, end - begin, _MADV_POPULATE_WRITE)
+            if begin // _PAGE % _SHARES != self._saves % _SHARES:
+                libc.madvise(begin, end - begin, _MADV_POPULATE_WRITE)
 
 
-def _written() -> array[int]:
+def _written(is_asked: Callable[[int], bool]) -> array[int]:
     """Return the runs of pages that have been written to, in order; none where those are too many to be copied.
+
+    It `is_asked` of a window by its number: its address by its size.
 
     Raises
     ------
     OSError : the system does not say.
     """
-    found, pages, left = array("Q"), 0, _MOST_READ
-    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap, mmap.mmap(-1, _AT_ONCE * _NUMBER) as room:
+    found, pages, left = array("Q"), 0, _MOST_MEMORY
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         for first, last in _private():
             if last - first > left:
                 continue
             left -= last - first
-            for begin in range(first, last, _AT_ONCE * _PAGE):
-                os.lseek(pagemap.fileno(), begin // _PAGE * _NUMBER, os.SEEK_SET)
-                with memoryview(room) as view, view[: min(_AT_ONCE, (last - begin) // _PAGE) * _NUMBER] as part:
-                    seen = bytes(part[_NUMBER - 1 : pagemap.readinto(part) : _NUMBER])
-                for run in _OWN.finditer(seen):
+            for window in range(first // _WINDOW, -(-last // _WINDOW)):
+                if not is_asked(window):
+                    continue
+                begin, end = max(window * _WINDOW, first), min((window + 1) * _WINDOW, last)
+                seen = os.pread(pagemap.fileno(), (end - begin) // _PAGE * _NUMBER, begin // _PAGE * _NUMBER)
+                for run in _OWN.finditer(seen[_NUMBER - 1 :: _NUMBER]):
                     found.extend((begin + run.start() * _PAGE, begin + run.end() * _PAGE))
                     pages += run.end() - run.start()
                     if pages > _MOST_WRITTEN or len(found) > 2 * _MOST_RUNS:
