@@ -302,6 +302,11 @@ class Kept:
         """The twins."""
         return self._memory.twins
 
+    @property
+    def chunks(self) -> set[unchanged.Chunk]:
+        """What was stored of their memory."""
+        return {part.chunk for parts in self._parts.values() for part in parts}
+
     def end(self) -> None:
         """End them; may be called again."""
         self._memory.end()

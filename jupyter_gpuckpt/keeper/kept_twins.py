@@ -73,6 +73,11 @@ class KeptTwins:
         kept = self._kept[0].twins if self._kept is not None else ()
         return [*self.written, *self._ending, *(twin.pid for twin in kept)]
 
+    @property
+    def chunks(self) -> set[tuple[bytes, int]]:
+        """What was stored of the memory of those that are kept: hashes, and bytes of each."""
+        return self._kept[0].chunks if self._kept is not None else set()
+
     def hand_over(self) -> tuple[Kept, Bases] | None:
         """Give them away, and what their save has read: they are the caller's to end."""
         kept, self._kept = self._kept, None

@@ -82,8 +82,8 @@ def apply(bits: bytes, difference: bytes, chunk: memoryview) -> None:
         _built[size > _SMALL].gpuckpt_differ(_address(chunk), size, bits, difference)
 
 
-def _address(room: bytearray | memoryview) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * len(room)).from_buffer(room)
+def _address(room: bytearray | memoryview) -> object:
+    return ctypes.byref(ctypes.c_char.from_buffer(room))  # an array's type would be made anew for each size
 
 
 def _made_by_python(chunk: bytes, other: bytes) -> tuple[bytes, memoryview]:

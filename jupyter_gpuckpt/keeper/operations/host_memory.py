@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from ... import settings
 from ...freeze import memory_copy, unchanged
+from ...in_thread import begin_in_thread
 from ...store import CHUNK, HOLE, Changed, Chunk, Piece, Writer, digest, is_zero
 from ..kept_twins import are_worth_it, is_much
 from .parts import CRIU_IMAGES
@@ -29,9 +31,17 @@ class HostMemory:
         self._keeper, self._writer = keeper, writer
         self._before: memory_copy.Kept | None = None
         self._now: memory_copy.Memory | None = None
+        self._asked: Future[set[unchanged.Chunk]] | None = None
 
-    def before(self) -> memory_copy.Before | None:
-        """Return what is known from the save before."""
+    def look_up(self) -> None:
+        """Begin to look up what the store has of the memory of before: it takes as long as criu does."""
+        if self._asked is None and (chunks := self._keeper.twins.chunks):
+            self._asked = begin_in_thread(self._looked_up, chunks)
+
+    async def before(self) -> memory_copy.Before | None:
+        """Return what is known from the save before. Raises `StoreError`."""
+        if self._asked is not None:
+            await asyncio.wrap_future(self._asked)
         handed_over = self._keeper.twins.hand_over()
         if handed_over is None:
             return None
@@ -39,6 +49,9 @@ class HostMemory:
         return memory_copy.Before(self._before, self._held, _digest, settings.unchanged() == settings.CHECK)
 
     def _held(self, chunks: set[unchanged.Chunk]) -> set[unchanged.Chunk]:
+        return chunks & (self._looked_up(chunks) if self._asked is None else self._asked.result())
+
+    def _looked_up(self, chunks: set[unchanged.Chunk]) -> set[unchanged.Chunk]:
         return {*self._writer.holds([Chunk(*chunk) for chunk in chunks])}
 
     def tell(self, memory: memory_copy.Memory | None) -> None:
@@ -81,6 +94,8 @@ class HostMemory:
 
     def close(self) -> None:
         """End the twins that are not kept."""
+        if self._asked is not None:
+            wait([self._asked])
         self._keeper.twins.written = ()
         for one in (self._before, self._now):
             if one is not None:

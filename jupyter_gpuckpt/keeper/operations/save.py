@@ -124,7 +124,7 @@ async def save(
             progress,
             check,
             look_elsewhere=functools.partial(_elsewhere, keeper, store, writer),
-            memory_before=memory.before,
+            host_memory=memory,
         )
         memory.tell(taken.frozen.memory)
         taken_at, worked = now(), keeper.work()

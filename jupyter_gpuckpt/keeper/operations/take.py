@@ -49,6 +49,7 @@ from .progress import OperationProgress
 if TYPE_CHECKING:
     from ...client.record import Operation
     from ..kernel_life import Keeper
+    from .host_memory import HostMemory
 
 __all__ = ["Check", "Frozen", "Taken", "after_save", "before_save", "run_on", "take"]
 
@@ -118,12 +119,12 @@ async def take(
     check: Check,
     left: criu.Left = "running",
     look_elsewhere: LookElsewhere | None = None,
-    memory_before: Callable[[], memory_copy.Before | None] | None = None,
+    host_memory: HostMemory | None = None,
 ) -> Taken:
     """Freeze the kernel for a moment and take all of it: into the staging, which has `directory` on the disk.
 
     `check` is called before the freeze; `look_elsewhere` says what of its GPU memory need not be taken, and
-    `memory_before` what of its host memory; the caller ends the twins of that then (`Frozen.memory`). A kernel that is
+    `host_memory` what of its host memory; the caller ends the twins of that then (`Frozen.memory`). A kernel that is
     `left` stopped stays as it was taken, off the GPU, until `run_on`.
 
     Raises
@@ -159,7 +160,7 @@ async def take(
         found = await _look(keeper, agent, communicators)
         check(found.private, found.with_zeros(sum(cuda.needs(found.described).values())))
         freeze = _Freeze(
-            *(keeper, operation, directory, program, progress, left, found, check, ahead, memory_before),
+            *(keeper, operation, directory, program, progress, left, found, check, ahead, host_memory),
             communicators,
         )
         staging, frozen = await freeze.take()
@@ -330,7 +331,7 @@ class _Freeze:
     found: _Found
     check: Check
     ahead: Ahead
-    memory_before: Callable[[], memory_copy.Before | None] | None
+    host_memory: HostMemory | None
     communicators: Communicators
 
     async def take(self) -> tuple[Staging, Frozen]:
@@ -339,9 +340,14 @@ class _Freeze:
         inner, on_gpu = processes.inner_pids(found.tree), [processes.inner_pid(pid) for pid in found.on_gpu]
         noted = self._write_down()
 
+        # What a device writes to is not seen as what a process writes to is.
+        host_memory = self.host_memory if not found.on_gpu else None
+
         def criu_runs(pid: int) -> None:
             noted.criu = pid
             keeper.note_state()
+            if host_memory is not None:
+                host_memory.look_up()
 
         def parks(parked: Sequence[ParkedMemory]) -> None:
             noted.parking = list(parked)
@@ -390,9 +396,7 @@ class _Freeze:
             if found.space.outer(keeper.state.kernel_pid) is None:
                 raise KernelLost("The {kernel} ended during the save.", "", "{Restart}.")
             await self.progress.enter("copying memory", cancellable=False)
-            # What a device writes to is not seen as what a process writes to is.
-            looks = self.memory_before is not None and not found.on_gpu
-            before = self.memory_before() if self.memory_before is not None and looks else None
+            before = await host_memory.before() if host_memory is not None else None
             try:
                 copied = await asyncio.to_thread(
                     memory_copy.copy, found.space.run_dir, staging.outside, found.space.outer, before
@@ -402,7 +406,7 @@ class _Freeze:
                 raise
             if not (staging.in_memory or copied.copies):
                 notes.append(_NO_MEMORY)
-            if not looks:
+            if host_memory is None:
                 await asyncio.to_thread(copied.end)
             undoing.pop_all()
         process = SavedProcesses(
