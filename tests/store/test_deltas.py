@@ -6,10 +6,12 @@ import io
 import json
 import os
 import random
+import shutil
 import struct
 import tempfile
 import tracemalloc
 from collections.abc import Mapping, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -449,20 +451,48 @@ def test_a_delta_makes_its_chunk_whatever_it_differs_in(much: int, size: int, of
     assert delta.apply(DELTA, made, base, memoryview(bytearray(some.randbytes(size)))) == chunk
 
 
+@pytest.fixture
+def without_library(tmp_path: Path) -> Any:
+    """What makes deltas, installed where there was no C compiler."""
+    alone = tmp_path / "no-library"
+    alone.mkdir()
+    spec = spec_from_file_location("blocks_without_library", shutil.copy(str(blocks.__file__), alone))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module._built is None
+    assert blocks._built is not None  # `make setup` needs a C compiler
+    return module
+
+
 @pytest.mark.parametrize("much", [0, 1, 512, 40 * 1024, SIZE])
 @pytest.mark.parametrize("size", [1, 511, 512, 513, PAGE, SIZE, SIZE - 300])
-def test_python_makes_and_applies_what_the_library_does(monkeypatch: pytest.MonkeyPatch, much: int, size: int) -> None:
-    assert blocks._built is not None  # `make setup` needs a C compiler
+def test_python_makes_and_applies_what_the_library_does(without_library: Any, much: int, size: int) -> None:
     some = random.Random(much)
     other = some.randbytes(size)
     chunk = other[: max(size - much, 0)] + some.randbytes(min(much, size))
-    by_library, back = blocks.made(chunk, other), memoryview(bytearray(other))
-    blocks.apply(by_library[0], bytes(by_library[1]), back)
-    monkeypatch.setattr(blocks, "_built", None)
-    by_python, again = blocks.made(chunk, other), memoryview(bytearray(other))
-    blocks.apply(by_python[0], bytes(by_python[1]), again)
-    assert by_library == by_python
-    assert back == again == chunk
+    bits, difference = blocks.made(chunk, other)
+    assert without_library.made(chunk, other) == (bits, difference)
+    for applied in (blocks.apply, without_library.apply):
+        room = memoryview(bytearray(other))
+        applied(bits, bytes(difference), room)
+        assert room == chunk
+
+
+def test_a_store_is_written_and_read_with_and_without_the_library(
+    store: Store, saved: Files, monkeypatch: pytest.MonkeyPatch, without_library: Any
+) -> None:
+    states = {"one": saved}
+    save(store, "one", files=saved)
+    for name, before, used in (("two", "one", without_library), ("three", "two", blocks)):
+        monkeypatch.setattr(delta, "blocks", used)
+        states[name] = {**saved, PAGES: changed(states[before][PAGES], 5, len(name))}
+        save_over(store, name, states[name], before)
+        assert len(deltas(store, name)) == 1
+    for used in (blocks, without_library):
+        monkeypatch.setattr(delta, "blocks", used)
+        assert_all_there(store, states)
 
 
 def old_delta(data: bytes, key: bytes, base: bytes) -> bytes:
