@@ -65,13 +65,17 @@ class Criu:
 
     @contextlib.contextmanager
     def held_at(self, command: str, stage: str) -> Iterator[Callable[[], None]]:
-        """Hold criu at a stage ("start": before it does anything); what this gives waits until it is there."""
+        """Hold criu at a stage; what this gives waits until it is there.
+
+        At its "start" it has not done anything, and does afterwards what else it was told.
+        """
         reached, go = self.folder / "reached", self.folder / "go"
         for path in (reached, go):
             path.unlink(missing_ok=True)
         gate = f'touch "{reached}"\nwhile [ ! -e "{go}" ]; do sleep 0.01; done'
         if stage == "start":
-            self.first(command, gate)
+            told = self.folder / f"first-{command}"
+            self.first(command, f"{gate}\n{told.read_text() if told.exists() else ''}")
         else:
             self.at(command, stage, gate)
         try:

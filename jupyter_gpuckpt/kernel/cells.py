@@ -32,6 +32,7 @@ class Cells:
         self._received: dict[str, list[bytes]] = {}
         self._others: set[str] = set()
         self._since_save: dict[str, bool] | None = None
+        self._begun_in_save: set[str] = set()
         self._forgotten: set[str] = set()
         self._forgotten_cells: set[str] = set()
         self._taken: set[str] = set()
@@ -73,6 +74,8 @@ class Cells:
         self.begun += header.get("msg_type") == "execute_request"
         self._received.pop(msg_id, None)
         self._others.discard(msg_id)
+        if self._since_save is not None:
+            self._begun_in_save.add(msg_id)
         if msg_id in self._taken:
             self._taken.discard(msg_id)
             self._forgotten.add(msg_id)
@@ -146,6 +149,7 @@ class Cells:
     def save_begins(self) -> None:
         """Note from now on what comes: it may be in what is saved without having been read there."""
         self._since_save = self._waiting()
+        self._begun_in_save.clear()
         self._begun_before_save = self.begun
 
     @property
@@ -169,8 +173,12 @@ class Cells:
         return {**dict.fromkeys(self._others, False), **dict.fromkeys([*self._received, *unread], True)}
 
     def forget(self, waited: dict[str, bool]) -> None:
-        """Pass over, from now on, what waited at the save: what the kernel knew of then, and what it was told since."""
-        waited = {**waited, **self._waiting()}
+        """Pass over, from now on, what waited at the save: what the kernel knew of then, and what it was told since.
+
+        What had begun before the kernel was frozen did not wait.
+        """
+        waited = {msg_id: is_cell for msg_id, is_cell in waited.items() if msg_id not in self._begun_in_save}
+        waited |= self._waiting()
         self._since_save = None
         self._received.clear()
         self._others.clear()
