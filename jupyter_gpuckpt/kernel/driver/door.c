@@ -7,8 +7,9 @@
  *
  * Two things are done on the way. Some functions are its own (memory.c): memory is made so that it can be parked. And
  * there is a gate: the driver (580) holds back most calls of a checkpointed process, and not all. Some end it by SIGSEGV
- * (cuCtxSynchronize, the queries of streams and events), some fail, and parked memory it does not know. So all of them
- * wait here first. Without a save the table leads past the gate, and it costs nothing.
+ * (cuCtxSynchronize, the queries of streams and events), some fail, and parked memory it does not know. So they wait
+ * here first, but for those that it answers from the process's own memory. Without a save the table leads past the gate,
+ * and it costs nothing.
  */
 #define _GNU_SOURCE
 #include "channel.h"
@@ -52,6 +53,17 @@ static const char *const doors[COUNT] = {
 #include "functions.h"
 };
 #undef X
+
+/* What the driver answers without a GPU (measured: docs/internals/cuda.md). torch asks much of this with Python's lock
+ * held, as for each view of a tensor: if it waited, nothing of the kernel could say why. */
+static const char *const unwaited[] = {
+    "cuCtxGetApiVersion", "cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetDevice_v2", "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2", "cuCtxSetCurrent", "cuDeviceCanAccessPeer", "cuDeviceGet", "cuDeviceGetAttribute",
+    "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxGetState", "cuDriverGetVersion",
+    "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2", "cuInit",
+    "cuThreadExchangeStreamCaptureMode",
+};
+static char waits[COUNT];
 
 /* Where the doors lead now; where they lead while no call waits; the driver's functions. */
 __attribute__((visibility("hidden"), used)) void *table[COUNT];
@@ -111,6 +123,10 @@ static int load(void) {
   for (size_t i = 0; library && i < COUNT; i++) real[i] = dlsym(library, names[i]);
   for (size_t i = 0; i < COUNT; i++) open_way[i] = library ? (real[i] ? real[i] : (void *)not_there) : (void *)no_device;
   if (!library) return -1;
+  memset(waits, 1, sizeof waits);
+  for (size_t i = 0; i < COUNT; i++)
+    for (size_t k = 0; k < sizeof unwaited / sizeof *unwaited; k++)
+      if (!strcmp(names[i], unwaited[k])) waits[i] = 0;
   const struct { fn *to; const char *name; } used[] = {
       {&cu.Create, "cuMemCreate"}, {&cu.Release, "cuMemRelease"}, {&cu.Map, "cuMemMap"}, {&cu.Unmap, "cuMemUnmap"},
       {&cu.AddressReserve, "cuMemAddressReserve"}, {&cu.AddressFree, "cuMemAddressFree"},
@@ -197,7 +213,7 @@ __attribute__((used, visibility("hidden"))) void *passed(int number) {
     }
     pthread_mutex_unlock(&opening);
   }
-  wait_at_gate();
+  if (waits[number]) wait_at_gate();
   errno = before;
   return open_way[number];
 }
