@@ -58,10 +58,9 @@ static const char *const doors[COUNT] = {
  * held, as for each view of a tensor: if it waited, nothing of the kernel could say why. */
 static const char *const unwaited[] = {
     "cuCtxGetApiVersion", "cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetDevice_v2", "cuCtxPopCurrent_v2",
-    "cuCtxPushCurrent_v2", "cuCtxSetCurrent", "cuDeviceCanAccessPeer", "cuDeviceGet", "cuDeviceGetAttribute",
-    "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxGetState", "cuDriverGetVersion",
-    "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2", "cuInit",
-    "cuThreadExchangeStreamCaptureMode",
+    "cuCtxPushCurrent_v2", "cuCtxSetCurrent", "cuDeviceCanAccessPeer", "cuDeviceGet", "cuDeviceGetCount",
+    "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxGetState", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString",
+    "cuGetProcAddress_v2", "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode",
 };
 static char waits[COUNT];
 
