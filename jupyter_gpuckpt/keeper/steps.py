@@ -66,8 +66,13 @@ def forward(keeper: Keeper, steps: int) -> Manifest:
     if not undone:
         raise Refused("There is nothing to redo.", "Nothing was undone since the last save.", then)
     if steps > len(undone):
-        there = "was only 1 undo" if len(undone) == 1 else f"were only {len(undone)} undos"
-        raise Refused("Nothing was redone.", f"There {there} since the last save.", then)
+        n = len(undone)
+        there, all_of_them = ("was only 1 undo", "it") if n == 1 else (f"were only {n} undos", "all of them")
+        raise Refused(
+            "Nothing was redone.",
+            f"There {there} since the last save; one undo can take back several cells.",
+            f"`gpuckpt redo @{'' if n == 1 else f' {n}'}` takes {all_of_them} back.",
+        )
     if undone[-steps] not in known:
         raise Refused("There is nothing to redo.", "The snapshot of what was undone was removed.", then)
     return known[undone[-steps]]

@@ -56,7 +56,8 @@ def test_cells_are_undone_and_redone(server: Server) -> None:
             _step(server, kernel_id, "undo")
         too_many = _step(server, kernel_id, "redo", steps=4)["error"]
         assert too_many["what"] == "Nothing was redone."
-        assert too_many["why"] == "There were only 3 undos since the last save."
+        assert "redo 3` takes all of them back" in too_many["then"]
+        assert too_many["why"] == "There were only 3 undos since the last save; one undo can take back several cells."
         assert (_step(server, kernel_id, "redo", steps=2)["result"]["message"], notebook.look("x")) == ("x = 2", "2")
         assert (_step(server, kernel_id, "redo")["name"], notebook.look("x")) == (latest["name"], "3")
         for steps in (0, 1001):
