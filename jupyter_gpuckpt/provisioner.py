@@ -20,6 +20,7 @@ from jupyter_client.connect import KernelConnectionInfo, LocalPortCache, port_na
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from traitlets import Unicode, default
+from zmq.constants import SocketOption
 
 from . import setting, settings
 from .client import keepers
@@ -42,6 +43,9 @@ _LOOK = 0.01
 _ANSWER_TIMEOUT = 8.0  # for how long a keeper may be silent when it has been asked, in seconds
 _START_TIMEOUT = 60.0
 """The same of one that has just started, in seconds: a busy machine takes its time, and a plain kernel is no gain."""
+_RECONNECT, _RECONNECT_AGAIN = 5, 100
+"""Milliseconds after which a client that has lost its kernel to a restore connects to it again, and the most where it
+is not there yet; 100 to 200 both without (zmq_setsockopt(3), ZMQ_RECONNECT_IVL)."""
 _AGAIN_TIMEOUT = 1.0  # the same of one that was silent the last time: a shutdown interrupts first, and then kills
 
 
@@ -120,6 +124,9 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             is_first = not self.ports_cached
             self._reserve_ports()
         found: dict[str, Any] = await super().pre_launch(**kwargs)
+        # Of the sockets that a server connects from now on, for those that look at its notebooks.
+        self.parent.context.setsockopt(SocketOption.RECONNECT_IVL, _RECONNECT)
+        self.parent.context.setsockopt(SocketOption.RECONNECT_IVL_MAX, _RECONNECT_AGAIN)
         for name in (settings.ENV_RUN_DIR, settings.ENV_ENVIRONMENT, settings.ENV_UNAVAILABLE):
             found["env"].pop(name, None)  # of a kernel that this one is started in
         self.cwd = launch.cwd if launch is not None else str(found.get("cwd") or Path.cwd())

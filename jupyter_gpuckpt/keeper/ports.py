@@ -68,6 +68,13 @@ def peers(connection_file: str, kernel: int | None = None) -> dict[str, int]:
     return {channel: connected[ports[channel]] for channel in asking if channel in ports}
 
 
+def reached_by(pids: Collection[int]) -> Counter[int]:
+    """Return how many connections these processes have to each port of this machine."""
+    ends, own = socket_ports.established(), processes.sockets(pids)
+    ports = {(one.here, one.there): one.port for one in ends}
+    return Counter(ports[one.there, one.here] for one in ends if one.inode in own and (one.there, one.here) in ports)
+
+
 def have_two_listeners(connection_file: str) -> bool:
     """Tell whether two listen at the ports of all channels."""
     listening = Counter(port for port, _ in socket_ports.port_holders("tcp"))

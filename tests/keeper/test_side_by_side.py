@@ -16,10 +16,13 @@ import pytest
 from jupyter_client import BlockingKernelClient
 from keeper_faults import Asked, Criu, status
 from notebooks import PATIENCE, Notebook, StartKernel, wait_until
+from zmq.constants import Event
+from zmq.utils.monitor import recv_monitor_message
 
 from jupyter_gpuckpt.client.in_progress import RestoreInProgress
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.keeper import ports
+from jupyter_gpuckpt.kernel.clients import COMING_BACK
 from jupyter_gpuckpt.linux import socket_ports
 
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
@@ -203,6 +206,27 @@ def test_clients_that_come_while_both_listen_are_served(criu: Criu, notebook: No
         reply = client.execute("assert x == 1", reply=True, timeout=60)
         assert reply["content"]["status"] == "ok", reply
         client.stop_channels()
+
+
+def test_clients_of_its_manager_are_back_at_once_and_counted_once(notebook: Notebook) -> None:
+    """As a server's are, for the browsers that look at its notebooks."""
+    notebook.run("%gpuckpt save here")
+    before = ports.peers(notebook.manager.connection_file)
+    manager = notebook.manager
+    clients = {"shell": manager.connect_shell(), "iopub": manager.connect_iopub(), "stdin": manager.connect_stdin()}
+    again = clients["shell"].get_monitor_socket(Event.CONNECT_RETRIED)
+    try:
+        more = {f"{channel}_port": before[f"{channel}_port"] + 1 for channel in clients}
+        wait_until(lambda: ports.peers(manager.connection_file) == more)
+        began = time.monotonic()
+        assert "Restored here" in notebook.run("%gpuckpt restore here").text
+        assert time.monotonic() < began + COMING_BACK, "those that were back were waited for once more"
+        assert recv_monitor_message(again)["value"] < 100
+    finally:
+        clients["shell"].disable_monitor()
+        again.close(linger=0)
+        for client in clients.values():
+            client.close(linger=0)
 
 
 def test_its_ports_are_its_own_again_when_a_restore_has_failed(criu: Criu, notebook: Notebook) -> None:

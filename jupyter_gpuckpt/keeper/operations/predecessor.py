@@ -125,7 +125,7 @@ class Predecessor:
         return None
 
     async def turn(self) -> None:
-        """Have its clients connect to the other one as soon as that listens: it takes them 0.1 to 0.2 s.
+        """Have its clients connect to the other one as soon as that listens: it can take them 0.1 to 0.2 s.
 
         That one has to be about to run. Nothing that this one says comes to its clients afterwards.
         """
@@ -189,7 +189,10 @@ class Predecessor:
         """Count the clients that the other one is to wait for: those that were sent away come to it, as do new ones."""
         file = self._keeper.launch.connection_file
         channels = ports.of_connection_file(file)
-        away = self._away if time.monotonic() < self._sent_away + _AWAY else Counter()
+        away: Counter[int] = Counter()
+        if time.monotonic() < self._sent_away + _AWAY:
+            # Those of a program that has our provisioner are back sooner.
+            away = self._away - ports.reached_by(self._keeper.holders.pids())
         for channel, now in ports.peers(file, self._kernel).items():
             self.peers[channel] = max(self.peers.get(channel, 0), now + away[channels[channel]])
 
