@@ -68,11 +68,16 @@ def peers(connection_file: str, kernel: int | None = None) -> dict[str, int]:
     return {channel: connected[ports[channel]] for channel in asking if channel in ports}
 
 
-def reached_by(pids: Collection[int]) -> Counter[int]:
-    """Return how many connections these processes have to each port of this machine."""
-    ends, own = socket_ports.established(), processes.sockets(pids)
-    ports = {(one.here, one.there): one.port for one in ends}
-    return Counter(ports[one.there, one.here] for one in ends if one.inode in own and (one.there, one.here) in ports)
+def reached_by(pids: Collection[int]) -> Counter[int] | None:
+    """Return how many connections these processes have to each port of this machine; None where it cannot be seen.
+
+    It cannot of a process of another pid namespace, or one that this one may not inspect.
+    """
+    ends, own = socket_ports.established(), [processes.sockets((pid,)) for pid in pids]
+    if not all(own):
+        return None
+    ports, inodes = {(one.here, one.there): one.port for one in ends}, set[int]().union(*own)
+    return Counter(ports[one.there, one.here] for one in ends if one.inode in inodes and (one.there, one.here) in ports)
 
 
 def have_two_listeners(connection_file: str) -> bool:

@@ -218,6 +218,10 @@ def test_clients_of_its_manager_are_back_at_once_and_counted_once(notebook: Note
     try:
         more = {f"{channel}_port": before[f"{channel}_port"] + 1 for channel in clients}
         wait_until(lambda: ports.peers(manager.connection_file) == more)
+        reached = ports.reached_by([os.getpid()])
+        assert reached is not None
+        assert reached[manager.iopub_port] == more["iopub_port"]
+        assert ports.reached_by([os.getpid(), 0]) is None, "of another pid namespace, nothing can be told"
         began = time.monotonic()
         assert "Restored here" in notebook.run("%gpuckpt restore here").text
         assert time.monotonic() < began + COMING_BACK, "those that were back were waited for once more"

@@ -41,7 +41,7 @@ log = logging.getLogger("gpuckpt.keeper")
 _HELPERS = 2 << 30
 """Bytes of GPU memory that the programs around a restore take at most, beside what the kernel gets back."""
 _LOOK = 0.005  # seconds between two looks at who listens
-_AWAY = 0.1  # for how long a client is away at least, in seconds: ZMQ_RECONNECT_IVL, zmq_setsockopt(3)
+_AWAY = 0.1  # for how long most clients are away at least, in seconds: ZMQ_RECONNECT_IVL, zmq_setsockopt(3)
 _CLIENTS = 0.5  # how long a kernel's clients may take to close their connections, in seconds
 
 
@@ -189,12 +189,19 @@ class Predecessor:
         """Count the clients that the other one is to wait for: those that were sent away come to it, as do new ones."""
         file = self._keeper.launch.connection_file
         channels = ports.of_connection_file(file)
-        away: Counter[int] = Counter()
-        if time.monotonic() < self._sent_away + _AWAY:
-            # Those of a program that has our provisioner are back sooner.
-            away = self._away - ports.reached_by(self._keeper.holders.pids())
+        away = self._still_away()
         for channel, now in ports.peers(file, self._kernel).items():
             self.peers[channel] = max(self.peers.get(channel, 0), now + away[channels[channel]])
+
+    def _still_away(self) -> Counter[int]:
+        """Return how many of those that were sent away are not back yet, by port, as far as that can be told.
+
+        Those of a program with our provisioner are back at once; where it cannot be seen whether they are, they are.
+        """
+        if time.monotonic() > self._sent_away + _AWAY:
+            return Counter()
+        back = ports.reached_by(self._keeper.holders.pids())
+        return Counter() if back is None else self._away - back
 
     async def _unshare(self) -> None:
         for task in (self._connections, self._sharing):
