@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from jupyter_client import BlockingKernelClient
+from jupyter_client.session import Session
 from keeper_faults import Asked, Criu, status
-from notebooks import PATIENCE, Notebook, StartKernel, wait_until
+from notebooks import PATIENCE, Notebook, StartKernel, open_channels, wait_until
 from zmq.constants import Event
 from zmq.utils.monitor import recv_monitor_message
 
@@ -231,6 +232,28 @@ def test_clients_of_its_manager_are_back_at_once_and_counted_once(notebook: Note
         again.close(linger=0)
         for client in clients.values():
             client.close(linger=0)
+
+
+def test_clients_that_are_back_at_once_stay_with_the_running_kernel_where_the_other_one_fails(
+    criu: Criu, notebook: Notebook
+) -> None:
+    manager = notebook.manager
+    client = manager.client(context=manager.context, session=Session(key=manager.session.key))
+    open_channels(client)
+    again = client.shell_channel.socket.get_monitor_socket(Event.CONNECT_RETRIED)
+    quick = Notebook(manager, client)
+    try:
+        quick.wait_for_ready()
+        quick.run("%gpuckpt save here")
+        quick.run("x = 'running'")
+        criu.at("restore", "post-restore", "sleep 0.3; exit 1")
+        assert quick.fails("%gpuckpt restore here").ename == "RestoreFailed"
+        assert quick.value("x") == "running"
+        assert again.poll(0), "they were not sent away"
+    finally:
+        client.shell_channel.socket.disable_monitor()
+        again.close(linger=0)
+        client.stop_channels()
 
 
 def test_its_ports_are_its_own_again_when_a_restore_has_failed(criu: Criu, notebook: Notebook) -> None:
