@@ -72,9 +72,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     @default("end_after")
     def _default_end_after(self) -> str:
-        # What has a manager of many kernels is a server; papermill, nbclient and consoles have one of one kernel.
-        is_server = isinstance(self.parent.parent, MultiKernelManager)
-        return settings.end_after() or ("off" if is_server else "1m")
+        return settings.end_after() or ("off" if self._is_of_server else "1m")
 
     encryption = Unicode(help=settings.encryption.help).tag(config=True)
 
@@ -104,6 +102,11 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """The kernel's ports, from its start to its end: they are its own also while it comes back from a snapshot."""
 
     @property
+    def _is_of_server(self) -> bool:
+        """Whether a server has it: that has a manager of many kernels; papermill, nbclient and consoles one of one."""
+        return isinstance(self.parent.parent, MultiKernelManager)
+
+    @property
     def has_process(self) -> bool:
         """Tell whether there is a kernel, as far as is known (asked by the manager before most other calls)."""
         return self._folder is not None or super().has_process
@@ -124,9 +127,10 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             is_first = not self.ports_cached
             self._reserve_ports()
         found: dict[str, Any] = await super().pre_launch(**kwargs)
-        # Of the sockets that a server connects from now on, for those that look at its notebooks.
-        self.parent.context.setsockopt(SocketOption.RECONNECT_IVL, _RECONNECT)
-        self.parent.context.setsockopt(SocketOption.RECONNECT_IVL_MAX, _RECONNECT_AGAIN)
+        if self._is_of_server:
+            # Of the sockets that it connects from now on, for the browsers that look at its notebooks.
+            self.parent.context.setsockopt(SocketOption.RECONNECT_IVL, _RECONNECT)
+            self.parent.context.setsockopt(SocketOption.RECONNECT_IVL_MAX, _RECONNECT_AGAIN)
         for name in (settings.ENV_RUN_DIR, settings.ENV_ENVIRONMENT, settings.ENV_UNAVAILABLE):
             found["env"].pop(name, None)  # of a kernel that this one is started in
         self.cwd = launch.cwd if launch is not None else str(found.get("cwd") or Path.cwd())

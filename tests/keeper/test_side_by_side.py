@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jupyter_client import BlockingKernelClient
+from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.session import Session
 from keeper_faults import Asked, Criu, status
-from notebooks import PATIENCE, Notebook, StartKernel, open_channels, wait_until
+from notebooks import PATIENCE, SPEC, Notebook, StartKernel, open_channels, wait_until
 from zmq.constants import Event
 from zmq.utils.monitor import recv_monitor_message
 
@@ -209,13 +211,27 @@ def test_clients_that_come_while_both_listen_are_served(criu: Criu, notebook: No
         client.stop_channels()
 
 
-def test_clients_of_its_manager_are_back_at_once_and_counted_once(notebook: Notebook) -> None:
-    """As a server's are, for the browsers that look at its notebooks."""
+@pytest.fixture
+def of_server(folders: None) -> Iterator[Notebook]:
+    """A kernel of a manager of many, as servers have one; a client of its own looks at it."""
+    kernels = MultiKernelManager()
+    manager = kernels.get_kernel(kernels.start_kernel(kernel_name=SPEC))
+    notebook = Notebook(manager, manager.client())
+    open_channels(notebook.client)
+    try:
+        notebook.wait_for_ready()
+        yield notebook
+    finally:
+        notebook.close()
+        kernels.context.destroy(linger=0)
+
+
+def test_clients_of_a_server_are_back_at_once_and_counted_once(of_server: Notebook) -> None:
+    notebook, manager = of_server, of_server.manager
     notebook.run("%gpuckpt save here")
-    before = ports.peers(notebook.manager.connection_file)
-    manager = notebook.manager
+    before = ports.peers(manager.connection_file)
     clients = {"shell": manager.connect_shell(), "iopub": manager.connect_iopub(), "stdin": manager.connect_stdin()}
-    again = clients["shell"].get_monitor_socket(Event.CONNECT_RETRIED)
+    again = clients["shell"].socket.get_monitor_socket(Event.CONNECT_RETRIED)
     try:
         more = {f"{channel}_port": before[f"{channel}_port"] + 1 for channel in clients}
         wait_until(lambda: ports.peers(manager.connection_file) == more)
@@ -228,16 +244,16 @@ def test_clients_of_its_manager_are_back_at_once_and_counted_once(notebook: Note
         assert time.monotonic() < began + COMING_BACK, "those that were back were waited for once more"
         assert recv_monitor_message(again)["value"] < 100
     finally:
-        clients["shell"].disable_monitor()
+        clients["shell"].socket.disable_monitor()
         again.close(linger=0)
         for client in clients.values():
             client.close(linger=0)
 
 
 def test_clients_that_are_back_at_once_stay_with_the_running_kernel_where_the_other_one_fails(
-    criu: Criu, notebook: Notebook
+    criu: Criu, of_server: Notebook
 ) -> None:
-    manager = notebook.manager
+    manager = of_server.manager
     client = manager.client(context=manager.context, session=Session(key=manager.session.key))
     open_channels(client)
     again = client.shell_channel.socket.get_monitor_socket(Event.CONNECT_RETRIED)
