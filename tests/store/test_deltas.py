@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import random
 import shutil
 import struct
+import subprocess
+import sys
 import tempfile
 import tracemalloc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from quick_passphrase import passphrases_are_quick
 from store_helpers import ABOUT, fill, litter, packs_of, read_back, save
 from transfer_helpers import at, person, secrets_of
 
+import jupyter_gpuckpt
 from jupyter_gpuckpt.errors import Damaged, Incompatible, RemoteError
 from jupyter_gpuckpt.store import Bases, Changed, Manifest, Piece, Store, blocks, chunking, delta, digest
 from jupyter_gpuckpt.store.codec import DELTA, DELTAS, OLD_DELTA
@@ -480,19 +484,44 @@ def test_python_makes_and_applies_what_the_library_does(without_library: Any, mu
         assert room == chunk
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Callable[[str], None]:
+    """Run code that knows this module as `t`, by an installation where there was no C compiler."""
+    installed, package = tmp_path / "installed", Path(jupyter_gpuckpt.__file__).parent
+    for folder in (package, package / "store"):
+        to = installed / folder.relative_to(package.parent)
+        to.mkdir(parents=True)
+        for path in folder.iterdir():
+            if path.name not in ("store", "__pycache__", "libgpuckpt-blocks.so"):
+                (to / path.name).symlink_to(path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), *filter(None, sys.path)])}
+
+    def run(code: str) -> None:
+        begin = "import test_deltas as t\nassert t.blocks._built is None\n"
+        words = [sys.executable, "-c", begin + code]  # Python looks for packages where it is started, too
+        done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
 def test_a_store_is_written_and_read_with_and_without_the_library(
-    store: Store, saved: Files, monkeypatch: pytest.MonkeyPatch, without_library: Any
+    store: Store, saved: Files, tmp_path: Path, elsewhere: Callable[[str], None]
 ) -> None:
-    states = {"one": saved}
+    two = {**saved, PAGES: changed(saved[PAGES], 5, 2)}
+    states = {"one": saved, "two": two, "three": {**two, PAGES: changed(two[PAGES], 9, 3)}}
+    given = tmp_path / "states"
+    given.write_bytes(pickle.dumps(states))
+    there = (
+        f"import pickle\nstore = t.Store(t.Path({str(store.root)!r}))\n"
+        f"states = pickle.loads(t.Path({str(given)!r}).read_bytes())\n"
+    )
     save(store, "one", files=saved)
-    for name, before, used in (("two", "one", without_library), ("three", "two", blocks)):
-        monkeypatch.setattr(delta, "blocks", used)
-        states[name] = {**saved, PAGES: changed(states[before][PAGES], 5, len(name))}
-        save_over(store, name, states[name], before)
-        assert len(deltas(store, name)) == 1
-    for used in (blocks, without_library):
-        monkeypatch.setattr(delta, "blocks", used)
-        assert_all_there(store, states)
+    elsewhere(there + "t.save_over(store, 'two', states['two'], 'one')")
+    save_over(store, "three", states["three"], "two")
+    assert [len(deltas(store, name)) for name in states] == [0, 1, 1]
+    assert_all_there(store, states)
+    elsewhere(there + "t.assert_all_there(store, states)")
 
 
 def old_delta(data: bytes, key: bytes, base: bytes) -> bytes:
