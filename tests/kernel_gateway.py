@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from job_programs import free_port
 from jupyter_servers import Server
 from notebooks import PATIENCE, wait_until
 
-CELLS = ("x = 1", "%gpuckpt save a", "x = 2", "%gpuckpt restore a", "%gpuckpt hibernate", "assert x == 1")
-"""They go through only where a kernel is saved, restored and hibernated."""
+Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""Sends a request to a kernel, and returns the reply (`jupyter_servers.Server.channels`)."""
 
 
 def own_folders(folder: Path) -> dict[str, str]:
@@ -46,6 +47,10 @@ def kernel_gateway(folder: Path, **more: str) -> Iterator[str]:
     try:
         wait_until(answers)
         yield f"http://127.0.0.1:{port}"
+    except BaseException:
+        for path in (folder / "gateway.log", *folder.parent.glob("kernel-*.log")):
+            print(f"{path}:\n{path.read_text('utf-8', 'replace')}")
+        raise
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE)
@@ -60,7 +65,32 @@ def started(server: Server, spec: str) -> str:
     return kernel_id
 
 
-def outcome(ask: Callable[[str, dict[str, Any]], dict[str, Any]], cell: str) -> str:
+def save_restore_and_hibernate(ask: Ask, store: Path) -> None:
+    """Run cells that go through only where the kernel is saved in this store, restored, hibernated and woken."""
+    for cell in ("x = 1", "%gpuckpt save a", "x = 2", "%gpuckpt restore a", "assert x == 1", "%gpuckpt hibernate"):
+        assert outcome(ask, cell) == "ok"
+    wait_until(lambda: any(store.glob("snapshots/hibernated-*")))
+    assert outcome(ask, "assert x == 1") == "ok"
+
+
+def interrupt(ask: Ask, do: Callable[[], object]) -> None:
+    """Have a cell interrupted; the kernel may be on its way back yet when it is asked for first."""
+    over = threading.Event()
+
+    def keep_at_it() -> None:
+        while not over.wait(1):
+            do()
+
+    thread = threading.Thread(target=keep_at_it)
+    thread.start()
+    try:
+        assert outcome(ask, "import time; time.sleep(100)").startswith("KeyboardInterrupt")
+    finally:
+        over.set()
+        thread.join()
+
+
+def outcome(ask: Ask, cell: str) -> str:
     """Run a cell by a kernel's WebSocket; return `ok`, or its error."""
     done = ask("execute_request", {"code": cell, "silent": False, "store_history": True})["content"]
     status: str = done["status"]

@@ -7,11 +7,22 @@ from dataclasses import field
 from typing import Any, TypeVar
 
 from ..checked import Odd, from_json
+from ..client.sleep_record import KernelReplies
 from ..errors import GpuckptError
 from ..operations.results import RunningCell
 from ..quick_dataclass import dataclass
 
-__all__ = ["NOTHING", "AfterSave", "CellNews", "Faults", "ReadyForSave", "ReadyForSleep", "checked_reply", "faults_in"]
+__all__ = [
+    "NOTHING",
+    "AboutKernel",
+    "AfterSave",
+    "CellNews",
+    "Faults",
+    "ReadyForSave",
+    "ReadyForSleep",
+    "checked_reply",
+    "faults_in",
+]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -73,6 +84,14 @@ class ReadyForSave:
 
 NOTHING = ReadyForSave()
 """What is said of a program without an agent."""
+
+
+@dataclass(frozen=True)
+class AboutKernel(KernelReplies):
+    """What it says of a kernel that is about to be hibernated."""
+
+    idle: bool = True
+    """Whether all that clients had asked of it was done. An agent of an older version does not look."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import os
 import socket
 import struct
 import termios
@@ -18,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 
-from ..linux import proc, processes, socket_ports
+from ..linux import proc, processes, socket_ports, tcp_info
 from ..linux.foreign_sockets import sockets_of
 
 __all__ = ["Connections", "unread_bytes"]
@@ -26,7 +27,6 @@ __all__ = ["Connections", "unread_bytes"]
 log = logging.getLogger("gpuckpt.keeper")
 
 _ESTABLISHED = "01"
-_TCP_CLOSE = 7  # linux/tcp_states.h; a socket whose two halves are closed
 _POLL = 0.005  # seconds
 
 
@@ -74,6 +74,10 @@ class Connections:
         """Return how many there are at each port."""
         return Counter(int(one.getsockname()[1]) for one in self._sockets)
 
+    def received(self) -> dict[int, int]:
+        """Return how many bytes have ever come on each, read or not, by the inodes of their sockets."""
+        return {os.fstat(one.fileno()).st_ino: tcp_info.bytes_received(one) for one in self._sockets}
+
     def unread(self) -> int:
         """Return how many bytes have come and were not read by anybody."""
         total = 0
@@ -106,6 +110,6 @@ class Connections:
 
 def _is_over(connection: socket.socket) -> bool:
     try:
-        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0] == _TCP_CLOSE
+        return tcp_info.state(connection) == tcp_info.CLOSED
     except OSError:
         return True

@@ -34,6 +34,7 @@ from . import (
     start_times,
     variables,
 )
+from .arrivals import all_is_done
 from .builtin_hooks import Housekeeping, bytes_on_gpus
 from .cells import Asked, Cells
 from .channel import Channel
@@ -155,7 +156,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"], **message["args"])
-        elif message["call"] in ("about", "asleep", "auto_saved", "executed", "identity", "interrupted", "not_woken"):
+        elif message["call"] in ("asleep", "auto_saved", "executed", "identity", "interrupted", "not_woken"):
             self._call(message)
         else:
             self.later(partial(self._call, message))
@@ -270,6 +271,7 @@ class Agent:
     def _after_save(self, error: dict[str, Any] | None) -> dict[str, Any]:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
         self.later(self._page_copies.make)
+        self.reconnection.save_ended()
         waited, begun = self.cells.save_ended(self._waits_to_be_taken()), self.cells.begun_since_save
         self.saving = False
         if self.sleeping.is_asleep:
@@ -295,13 +297,14 @@ class Agent:
         }
 
     def _about(self) -> dict[str, Any]:
-        """Say what clients may ask of the kernel while it is hibernated."""
+        """Say what clients may ask of the kernel while it is hibernated, and whether they have asked for more."""
         kernel = self.kernel
         comms = {comm_id: {"target_name": comm.target_name} for comm_id, comm in kernel.comm_manager.comms.items()}
         return {
             "kernel_info": {"status": "ok", **kernel.kernel_info},
             "comms": comms,
             "executed": self.executed.as_dict(),
+            "idle": all_is_done(kernel, self.cells),
         }
 
 

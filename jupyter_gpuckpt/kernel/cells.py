@@ -164,9 +164,13 @@ class Cells:
         """
         if waits:
             self._read()
-        self._let_be_read()
+        self.let_be_read()
         since, self._since_save = self._since_save or {}, None
         return {**since, **self._waiting()}
+
+    def wait_or_run(self) -> bool:
+        """Tell whether a request is being executed, or waits for that."""
+        return self.are_running() or bool(self._waiting())
 
     def _waiting(self) -> dict[str, bool]:
         unread = [self._kernel.header_of(frames)["msg_id"] for frames in self._unread()]
@@ -199,7 +203,7 @@ class Cells:
             before = len(self._received)
             time.sleep(_COMING)
 
-    def _let_be_read(self) -> None:
+    def let_be_read(self) -> None:
         """Wait until ipykernel 7 has read what has come, in a thread that may just have begun to run again."""
         thread = getattr(self._kernel, "shell_channel_thread", None)
         if thread is None:

@@ -16,7 +16,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMING_BACK", "introduced", "wait_for_peers"]
+from ..linux import tcp_info
+
+__all__ = ["COMING_BACK", "introduced", "until_zmq_has_acted", "wait_for_peers"]
 
 # ZMTP 3.0: a greeting of 64 bytes, a READY command of at least 27, and on iopub a subscription of at least 3.
 _INTRODUCED = 94
@@ -32,9 +34,6 @@ _PASSED_ON = 0.002
 (`max_command_delay`, libzmq's config.hpp)."""
 _THREADS = "ZMQbg/IO/"  # how libzmq 4.3 calls them (src/thread.cpp)
 _WAITING = {"x86_64": "232", "aarch64": "22"}.get(os.uname().machine, "")  # epoll_wait, epoll_pwait (asm/unistd.h)
-_TCP_ESTABLISHED = 1
-"""The state of a connection that is open in both directions, of linux/tcp.h; the first byte of TCP_INFO."""
-_TCP_INFO_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h)
 
 
 def wait_for_peers(expected: dict[int, int], *, encrypted: bool, connecting: float) -> bool:
@@ -48,7 +47,7 @@ def wait_for_peers(expected: dict[int, int], *, encrypted: bool, connecting: flo
     while time.monotonic() < deadline:
         connected, present = _clients(encrypted=encrypted)
         if all(present[port] >= count for port, count in expected.items()):
-            _until_zmq_has_acted()
+            until_zmq_has_acted()
             return True
         if not all_connected and all(connected[port] >= count for port, count in expected.items()):
             all_connected, deadline = True, min(deadline, time.monotonic() + _INTRODUCING)
@@ -56,7 +55,7 @@ def wait_for_peers(expected: dict[int, int], *, encrypted: bool, connecting: flo
     return False
 
 
-def _until_zmq_has_acted() -> None:
+def until_zmq_has_acted() -> None:
     """Wait until zmq, whose own threads have read what clients said, knows where to send what is for them."""
     deadline = time.monotonic() + _ACTING
     while (waiting := _zmq_waits()) is False and time.monotonic() < deadline:
@@ -106,12 +105,11 @@ def _heard_by_connection() -> dict[tuple[Any, Any], int]:
                 ):
                     continue
                 ends = s.getsockname(), s.getpeername()
-                info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
                 unread = struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
                 # One that the keeper has half closed is not there any more: nothing can be sent on it.
-                if info[0] != _TCP_ESTABLISHED:
+                if tcp_info.state(s) != tcp_info.ESTABLISHED:
                     continue
-                heard[ends] = 0 if unread else struct.unpack_from("<Q", info, _TCP_INFO_BYTES_RECEIVED)[0]
+                heard[ends] = 0 if unread else tcp_info.bytes_received(s)
         except OSError:
             continue
     return heard

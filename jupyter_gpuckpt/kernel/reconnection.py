@@ -6,6 +6,8 @@ clients, and answers the cell that asked.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -229,6 +231,16 @@ class Reconnection:
         self._wait_for_clients()
         self._agent.cells.announce(what)
 
+    def save_ended(self) -> None:
+        """This kernel goes on: have its next request wait for clients that were cut off for a hibernation."""
+        self._look_who_was_cut_off()
+        (self._run_dir / settings.CUT_OFF).unlink(missing_ok=True)
+
+    def _look_who_was_cut_off(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._clients = from_json(dict[str, int], json.loads((self._run_dir / settings.CUT_OFF).read_text()))
+            self._waited_in_vain = False
+
     def request_came(self, is_heard: Callable[[], bool]) -> None:
         """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).
 
@@ -236,6 +248,8 @@ class Reconnection:
         now, after its request: what the kernel says before that is lost to it. Where nobody looks at those of the first
         request, the first one that `is_heard` is waited for as well; but not for ever: a client may have gone.
         """
+        if self._agent.saving:
+            self._look_who_was_cut_off()  # it runs on, and was not told so yet
         if not self._clients:
             return
         heard = is_heard()

@@ -159,8 +159,8 @@ class Sleeping:
         except GpuckptError as e:
             text = str(e)
             # A cell that has come waits until the kernel is awake again, and so runs, or has run by now.
-            has_come = cells.are_running() or cells.begun > before
-            if isinstance(e, Busy) or (isinstance(e, Cancelled) and has_come):
+            has_come = cells.wait_or_run() or cells.begun > before
+            if isinstance(e, (Busy, Cancelled)) and has_come:
                 text = f"Not {'asleep' if op == 'sleep' else 'hibernated'}: another cell was run."
         if asked:
             self._agent.cells.show(asked, {"text/plain": text})

@@ -26,11 +26,14 @@ from keeper_faults import (
     status,
     store,
 )
-from notebooks import Notebook, StartKernel, wait_until
+from late_client import late_client
+from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.client.listing import hibernated
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.errors import Busy, GpuckptError, KeeperGone, Refused
+from jupyter_gpuckpt.keeper.connections import Connections
+from jupyter_gpuckpt.keeper.ports import of_connection_file
 from jupyter_gpuckpt.linux import processes
 from jupyter_gpuckpt.store import Store
 
@@ -211,6 +214,88 @@ jupyter_gpuckpt.before_save(hold)
     assert isinstance(asked.outcome(), Busy)
     assert cell.answer()["status"] == "ok"
     assert_awake(notebook)
+
+
+_BLOCK = """
+import asyncio, pathlib, time
+def block():
+    blocked.touch()
+    while not go.exists(): time.sleep(0.01)
+loop = asyncio.get_running_loop()
+"""
+
+
+def test_a_cell_that_waits_inside_the_kernel_breaks_it_off(notebook: Notebook, tmp_path: Path) -> None:
+    """Where no cell runs, but something else has the main thread."""
+    blocked, go = tmp_path / "blocked", tmp_path / "go"
+    notebook.run(f"{_BLOCK}\nblocked, go = pathlib.Path({str(blocked)!r}), pathlib.Path({str(go)!r})")
+    notebook.run("asyncio.get_running_loop().call_later(0.1, block)")
+    wait_until(blocked.exists)
+    cell = read_by_kernel(notebook, "x = 1")
+    with pytest.raises(Busy):
+        hibernate(notebook)
+    go.touch()
+    assert cell.answer()["status"] == "ok"
+    assert_awake(notebook)
+
+
+def test_a_cell_that_was_read_before_the_pause_breaks_it_off(start: StartKernel, tmp_path: Path) -> None:
+    """And has not begun: to the keeper, that kernel is idle."""
+    notebook, blocked, asked, go = start(), tmp_path / "blocked", tmp_path / "asked", tmp_path / "go"
+    paths = ", ".join(f"pathlib.Path({str(path)!r})" for path in (blocked, asked, go))
+    notebook.run(f"import jupyter_gpuckpt\n{_BLOCK}\nblocked, asked, go = {paths}")
+    notebook.run(
+        """
+def hold():
+    loop.call_soon_threadsafe(block)
+    while not asked.exists(): time.sleep(0.01)
+jupyter_gpuckpt.before_save(hold)
+"""
+    )
+    hibernation = Requested(notebook, "hibernate", {})
+    wait_until(blocked.exists)
+    cell = read_by_kernel(notebook, "x = 1")
+    asked.touch()
+    assert isinstance(hibernation.outcome(), Busy)
+    go.touch()
+    assert cell.answer()["status"] == "ok"
+    assert_awake(notebook)
+
+
+def test_a_cell_that_comes_when_all_is_written_is_answered(notebook: Notebook) -> None:
+    hibernation = Requested(notebook, "hibernate", {})
+    wait_until(names)
+    cell = Asked(notebook, "x = 1")
+    assert isinstance(hibernation.outcome(), (dict, Busy))  # it was woken, or not left
+    assert cell.answer()["status"] == "ok"
+    assert notebook.value("x") == "1"
+    assert_awake(notebook)
+
+
+def test_a_cell_that_is_under_way_when_connections_end_is_answered(notebook: Notebook) -> None:
+    """It has been sent, and comes only with the end of its client's connection."""
+    with late_client(notebook) as (client, hold):
+        hold()
+        msg_id = client.execute("x = 1")
+        hibernation = Requested(notebook, "hibernate", {})
+        assert isinstance(hibernation.outcome(), Busy)
+        assert client.get_shell_msg(timeout=PATIENCE)["parent_header"]["msg_id"] == msg_id
+        assert notebook.value("x") == "1"
+    assert_awake(notebook)
+
+
+def read_by_kernel(notebook: Notebook, code: str) -> Asked:
+    """Send a cell; return it when the kernel has read it from its socket, and has not begun with it."""
+
+    def received() -> tuple[int, int]:
+        with contextlib.closing(Connections(status(notebook)["pid"], {connection["shell_port"]})) as connections:
+            return sum(connections.received().values()), connections.unread()
+
+    connection = of_connection_file(notebook.manager.connection_file)
+    before, _ = received()
+    cell = Asked(notebook, code)
+    wait_until(lambda: received()[0] > before and received()[1] == 0)
+    return cell
 
 
 def test_a_wake_that_fails_leaves_it_hibernated(criu: Criu, notebook: Notebook) -> None:

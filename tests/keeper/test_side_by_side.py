@@ -18,6 +18,7 @@ from jupyter_client import BlockingKernelClient
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.session import Session
 from keeper_faults import Asked, Criu, status
+from late_client import late_client
 from notebooks import PATIENCE, SPEC, Notebook, StartKernel, open_channels, wait_until
 from zmq.constants import Event
 from zmq.utils.monitor import recv_monitor_message
@@ -209,6 +210,20 @@ def test_clients_that_come_while_both_listen_are_served(criu: Criu, notebook: No
         reply = client.execute("assert x == 1", reply=True, timeout=60)
         assert reply["content"]["status"] == "ok", reply
         client.stop_channels()
+
+
+def test_a_cell_that_is_under_way_to_the_kernel_before_is_executed(notebook: Notebook) -> None:
+    """It comes to that one only with the end of its client's connection."""
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    with late_client(notebook) as (client, hold):
+        hold()
+        msg_id = client.execute("x += 1")
+        assert "Restored here" in notebook.run("%gpuckpt restore here").text
+        reply = client.get_shell_msg(timeout=PATIENCE)
+        assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (msg_id, "ok")
+        assert notebook.value("x") == "2"
 
 
 @pytest.fixture

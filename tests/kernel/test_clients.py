@@ -136,7 +136,7 @@ def test_zmq_reaches_a_client_when_its_threads_have_acted() -> None:
                 client.routing_id = name = f"client {number}".encode()
                 client.connect(f"tcp://127.0.0.1:{port}")
                 wait_until(partial(has_said_all, number + 1), every=0)
-                clients._until_zmq_has_acted()
+                clients.until_zmq_has_acted()
                 router.send_multipart([name, b""])
 
 
@@ -166,7 +166,7 @@ import time
 from jupyter_gpuckpt.kernel import clients
 assert clients._zmq_waits() is None
 began = time.monotonic()
-clients._until_zmq_has_acted()
+clients.until_zmq_has_acted()
 assert time.monotonic() - began >= clients._ACTING_UNSEEN
 """
     subprocess.run([sys.executable, "-c", program], check=True)

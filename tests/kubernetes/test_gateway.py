@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from jupyter_servers import Server, running
-from kernel_gateway import CELLS, kernel_gateway, outcome, started
+from kernel_gateway import interrupt, kernel_gateway, outcome, save_restore_and_hibernate, started
 from kube_cluster import KERNELS_IMAGE, ROOT, Kubernetes, wait_for
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.usefixtures("node_brokers")]
@@ -46,6 +45,7 @@ def test_what_a_gateways_kernel_has_saved_and_what_it_was_at_a_drain_is_restored
 ) -> None:
     home = cluster.volume("alice", "100Gi")
     os.chown(home, 1000, 100)
+    store = home / ".local/share/jupyter/gpuckpt/store"
     cluster.apply(
         *yaml.safe_load_all((_MANIFESTS / "notebook-without-rights" / "broker-socket.yaml").read_text()), _HOME
     )
@@ -70,15 +70,13 @@ def test_what_a_gateways_kernel_has_saved_and_what_it_was_at_a_drain_is_restored
         pod = _pod(cluster)
         node = pod["spec"]["nodeName"]
         with server.channels(first) as ask:
-            for cell in CELLS:
-                assert outcome(ask, cell) == "ok"
+            save_restore_and_hibernate(ask, store)
             assert "CapBnd:\t0000000000000000" in cluster.kubectl("exec", pod["metadata"]["name"], "--", *_STATUS)
-            threading.Timer(2, lambda: _interrupt(cluster, server, first)).start()
-            assert outcome(ask, "import time; time.sleep(100)").startswith("KeyboardInterrupt")
+            interrupt(ask, lambda: _interrupt(cluster, server, first))
             assert outcome(ask, "%gpuckpt save --wait kept") == "ok"
             assert outcome(ask, "x = 'unsaved'") == "ok"
         cluster.kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data")
-        (hibernated,) = (home / ".local/share/jupyter/gpuckpt/store/snapshots").glob("hibernated-*")
+        (hibernated,) = (store / "snapshots").glob("hibernated-*")
         # The gateway starts it anew by itself.
         wait_for(lambda: _runs_elsewhere(cluster, node), "no kernel on the other node")
         with server.channels(first) as ask:

@@ -7,13 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from command_line import COMMAND
 from jupyter_servers import SPEC, running
-from kernel_gateway import CELLS, kernel_gateway, outcome, own_folders, started
+from kernel_gateway import interrupt, kernel_gateway, outcome, own_folders, save_restore_and_hibernate, started
 from notebooks import wait_until
 
 from jupyter_gpuckpt.linux import proc, processes
@@ -28,8 +27,7 @@ def test_a_kernel_on_a_gateway_is_saved_there_and_the_server_says_how(tmp_path: 
     ):
         kernel_id = started(server, SPEC)
         with server.channels(kernel_id) as ask:
-            for cell in CELLS:
-                assert outcome(ask, cell) == "ok"
+            save_restore_and_hibernate(ask, tmp_path / "gateway" / "store")
         (plain,) = server.ask("GET", "kernels")["plain"]
         assert plain["kernel_id"] == kernel_id
         assert "gateway" in plain["why"]["what"]
@@ -69,10 +67,8 @@ def test_a_kernel_that_gateway_provisioners_have_started_is_saved_there(
         launchers = [pid for pid in processes.descendants(os.getpid()) if _launches(pid, kernel_id)]
         assert len(launchers) == 2, "it, and who listens to the gateway"
         with server.channels(kernel_id) as ask:
-            for cell in CELLS:
-                assert outcome(ask, cell) == "ok"
-            threading.Timer(2, lambda: server.request("POST", f"api/kernels/{kernel_id}/interrupt")).start()
-            assert outcome(ask, "import time; time.sleep(100)").startswith("KeyboardInterrupt")
+            save_restore_and_hibernate(ask, tmp_path / "gateway" / "store")
+            interrupt(ask, lambda: server.request("POST", f"api/kernels/{kernel_id}/interrupt"))
             assert outcome(ask, "assert x == 1") == "ok"
         server.request("DELETE", f"api/kernels/{kernel_id}")
         wait_until(lambda: not any(_launches(pid, kernel_id) for pid in launchers))

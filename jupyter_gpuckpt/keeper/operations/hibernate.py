@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import json
 import logging
 import re
 from pathlib import Path
@@ -38,7 +39,7 @@ from ...snapshots.summary import HIBERNATED, summary
 from ...store import Manifest, Store
 from .. import ports
 from ..agent_channel import AgentSilent
-from ..agent_replies import checked_reply
+from ..agent_replies import AboutKernel, checked_reply
 from ..connections import Connections, unread_bytes
 from .progress import OperationProgress, ProgressCallback
 from .save import RoomInStore, commit, describe
@@ -86,7 +87,11 @@ async def hibernate(
     await asyncio.to_thread(importlib.import_module, "jupyter_gpuckpt.keeper.port_listener")
     operation.name = name = await asyncio.to_thread(_free_name, keeper)
     program = await asyncio.to_thread(usable_criu, COMES_BACK)
-    said = await _about(keeper)
+    received = await asyncio.to_thread(_received, keeper) if is_idle else None
+    about = await _about(keeper)
+    if is_idle and about is not None and not about.idle:
+        raise _busy()
+    said = about and KernelReplies(about.kernel_info, about.comms, about.executed)
     begin = functools.partial(keeper.store.writer, name, quota=settings.store_quota())
     with await asyncio.to_thread(begin) as writer:
         taken = await take(
@@ -98,6 +103,8 @@ async def hibernate(
             async with contextlib.AsyncExitStack() as way_back:
                 way_back.push_async_exit(functools.partial(_run_on, keeper, operation, taken, progress))
                 _refuse_in_cell(keeper, is_idle)
+                if received is not None and received != await asyncio.to_thread(_received, keeper):
+                    raise _busy()  # it may be anywhere inside
                 await progress.enter("writing")
                 await describe(keeper, writer, taken, progress)
                 writing = commit(keeper, writer, taken, program, progress, "Hibernated.")
@@ -139,7 +146,7 @@ def _free_name(keeper: Keeper) -> str:
     return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
-async def _about(keeper: Keeper) -> KernelReplies | None:
+async def _about(keeper: Keeper) -> AboutKernel | None:
     """Ask the kernel what others may ask of it while it is not there; None for a job."""
     if keeper.channel is None or not keeper.launch.agent:
         return None
@@ -152,7 +159,7 @@ async def _about(keeper: Keeper) -> KernelReplies | None:
             f"It has not answered for {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
             "Try again when the running cell is done.",
         ) from None
-    return checked_reply(KernelReplies, said, SaveFailed, _NOT_HIBERNATED)
+    return checked_reply(AboutKernel, said, SaveFailed, _NOT_HIBERNATED)
 
 
 async def _unless_a_cell_comes(keeper: Keeper, operation: Operation, writing: Any) -> Manifest:
@@ -180,6 +187,15 @@ def _refuse_in_cell(keeper: Keeper, is_idle: bool) -> None:
         raise _busy()
 
 
+def _received(keeper: Keeper) -> dict[int, int] | None:
+    """Return how much has come on each connection of a client's; None where the kernel has ended."""
+    kernel = keeper.namespace().outer(keeper.state.kernel_pid)
+    if kernel is None:
+        return None
+    with contextlib.closing(Connections(kernel, _for_cells(keeper))) as connections:
+        return connections.received()
+
+
 def _for_cells(keeper: Keeper) -> set[int]:
     connection = ports.of_connection_file(keeper.launch.connection_file)
     return {connection["shell_port"], connection["stdin_port"]}
@@ -205,6 +221,12 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | N
         # Nothing may come between this and the kernel's end, and what has come until now counts.
         connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))
         try:
+            if connections.unread():
+                raise _busy()  # while nobody was cut off
+            # Where it does not leave them after all, it answers those that connect again.
+            note = keeper.namespace().run_dir / settings.CUT_OFF
+            note.touch(mode=0o600)
+            note.write_text(json.dumps(clients))
             await connections.end(_LETTING_GO)
             if connections.unread():
                 raise _busy()
