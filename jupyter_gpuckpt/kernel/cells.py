@@ -29,6 +29,7 @@ class Cells:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._running: list[tuple[list[bytes], dict[str, Any]]] = []
+        self._saved: tuple[list[bytes], dict[str, Any]] | None = None
         self._received: dict[str, list[bytes]] = {}
         self._others: set[str] = set()
         self._since_save: dict[str, bool] | None = None
@@ -236,11 +237,16 @@ class Cells:
         waiting = [args[0] for _, do, args in list(queue._queue) if do == kernel.dispatch_shell]
         return [[bytes(frame) for frame in frames] for frames in waiting]
 
+    def come_back(self) -> None:
+        """Note which cell goes on in a kernel that was just restored; others may run before that one is adopted."""
+        self._saved = self._running[-1] if self._running else None
+
     def adopt(self, asked: Asked) -> bool:
-        """Make the running cell answer what was asked; False when no cell runs."""
-        if not self._running or not asked.get("cell"):
+        """Make the cell that was saved in its middle answer what was asked; False where none was, or it has ended."""
+        if not asked.get("cell") or not any(one is self._saved for one in self._running):
             return False
-        idents, message = self._running[-1]
+        assert self._saved is not None
+        idents, message = self._saved
         cell = asked["cell"]
         idents[:] = [bytes.fromhex(ident) for ident in cell["idents"]]
         header = message["header"]
@@ -261,10 +267,16 @@ class Cells:
         self._publish(kind, content, asked)
 
     def answer(self, asked: Asked, error: dict[str, Any] | None = None) -> None:
-        """Complete the cell that asked, from the kernel's own thread; `error`: ename, evalue, traceback."""
-        self._kernel.in_main_loop(self._answer, asked, error)
+        """Complete the cell that asked, from the kernel's own thread; `error`: ename, evalue, traceback.
 
-    def _answer(self, asked: Asked, error: dict[str, Any] | None) -> None:
+        Where no other cell runs, that is waited for: whoever takes this kernel's place right away does not know of it.
+        """
+        answered = threading.Event()
+        self._kernel.in_main_loop(self._answer, asked, error, answered)
+        if not self._running:
+            answered.wait(_COMING_TIMEOUT)
+
+    def _answer(self, asked: Asked, error: dict[str, Any] | None, answered: threading.Event) -> None:
         kernel = self._kernel
         count = kernel.execution_count
         content: dict[str, Any] = {"status": "ok", "user_expressions": {}, "payload": []}
@@ -274,6 +286,7 @@ class Cells:
         content["execution_count"] = count
         self._reply("execute_reply", content, asked["cell"])
         self._publish("status", {"execution_state": "idle"}, asked)
+        answered.set()
 
     def announce(self, what: str) -> None:
         """Tell whoever listens that the kernel is ``restoring``, about to go, or ``restored``, ``asleep`` and so on.

@@ -130,6 +130,7 @@ def test_all_of_a_tree_is_back_but_what_a_fork_left_to_both_is_criu_s_own(notebo
     notebook.run("%gpuckpt restore here --discard")
     assert notebook.value("digest() == d") == "True"
     assert notebook.value(ask) == r"['True\n', 'True\n']"
+    assert len(straight(notebook)) == 1, log(notebook)
     assert straight(notebook)[0] > 300 * MIB
     # What a child has of the kernel's by a fork stays one memory for both.
     notebook.run("""
@@ -143,6 +144,7 @@ if not (pid := os.fork()):
     notebook.run("%gpuckpt restore forked --discard")
     assert notebook.value("digest() == d, os.write(asked[1], b'?') and os.read(answer[0], 1)") == "True b'1'"
     assert notebook.value(ask) == r"['True\n', 'True\n']"
+    assert len(straight(notebook)) == 2, log(notebook)
     assert 150 * MIB < straight(notebook)[1] < 250 * MIB
     shared = sum(
         int(size)
