@@ -55,8 +55,8 @@ GATE = "gpu-away"
 """The file in the run folder that stands there while the driver has the kernel's GPU state."""
 
 CUT_OFF = "clients-cut-off"
-"""The file in the run folder that stands there while the keeper ends the connections of the kernel's clients, and says
-then how many, by channel, have to connect again, should the kernel stay."""
+"""The file in the run folder that says how many clients, by channel, have to connect again: the kernel was to leave
+them, and stays."""
 
 NAMESPACE_SOCKETS_DIR = "/dev/shm/multiprocessing"  # noqa: S108 - likewise
 """Where Python's multiprocessing binds its sockets in a kernel with an agent. The same path in every sleeper."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -18,10 +17,8 @@ import struct
 import termios
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Collection
 
-from .. import settings
 from ..linux import proc, processes, socket_ports, tcp_info
 from ..linux.foreign_sockets import sockets_of
 
@@ -100,19 +97,6 @@ class Connections:
                 return False
             await asyncio.sleep(_POLL)
         return True
-
-    async def cut_off(self, run_dir: Path, clients: Mapping[str, int], timeout: float) -> bool:
-        """Do so for a kernel that is to leave its clients: it begins nothing, and answers nothing, from now on.
-
-        Should it stay, it waits for so many of them, by channel, to be back.
-        """
-        note = run_dir / settings.CUT_OFF
-        note.touch(mode=0o600)
-        try:
-            await asyncio.sleep(_POLL)  # for what it has just said
-            return await self.end(timeout)
-        finally:
-            note.write_text(json.dumps(clients))
 
     async def read_out(self, timeout: float) -> bool:
         """Wait until whoever has them has read all that came; return whether it was so within `timeout` seconds."""

@@ -39,7 +39,6 @@ from .builtin_hooks import Housekeeping, bytes_on_gpus
 from .cells import Asked, Cells
 from .channel import Channel
 from .child_output import ChildOutput
-from .clients import until_zmq_has_acted
 from .executed import Executed, cell_id
 from .page_copies import PageCopies
 from .reconnection import Reconnection
@@ -272,6 +271,7 @@ class Agent:
     def _after_save(self, error: dict[str, Any] | None) -> dict[str, Any]:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
         self.later(self._page_copies.make)
+        self.reconnection.save_ended()
         waited, begun = self.cells.save_ended(self._waits_to_be_taken()), self.cells.begun_since_save
         self.saving = False
         if self.sleeping.is_asleep:
@@ -289,8 +289,6 @@ class Agent:
 
     def _interrupted(self) -> Asked:
         self.cells.announce("restoring")
-        until_zmq_has_acted()
-        self.cells.let_be_read()
         return {
             **self.cells.describe(),
             "queued": self.cells.queued(),

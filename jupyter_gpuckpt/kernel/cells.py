@@ -267,16 +267,10 @@ class Cells:
         self._publish(kind, content, asked)
 
     def answer(self, asked: Asked, error: dict[str, Any] | None = None) -> None:
-        """Complete the cell that asked, from the kernel's own thread; `error`: ename, evalue, traceback.
+        """Complete the cell that asked, from the kernel's own thread; `error`: ename, evalue, traceback."""
+        self._kernel.in_main_loop(self._answer, asked, error)
 
-        Where no other cell runs, that is waited for: whoever takes this kernel's place right away does not know of it.
-        """
-        answered = threading.Event()
-        self._kernel.in_main_loop(self._answer, asked, error, answered)
-        if not self._running:
-            answered.wait(_COMING_TIMEOUT)
-
-    def _answer(self, asked: Asked, error: dict[str, Any] | None, answered: threading.Event) -> None:
+    def _answer(self, asked: Asked, error: dict[str, Any] | None) -> None:
         kernel = self._kernel
         count = kernel.execution_count
         content: dict[str, Any] = {"status": "ok", "user_expressions": {}, "payload": []}
@@ -286,7 +280,6 @@ class Cells:
         content["execution_count"] = count
         self._reply("execute_reply", content, asked["cell"])
         self._publish("status", {"execution_state": "idle"}, asked)
-        answered.set()
 
     def announce(self, what: str) -> None:
         """Tell whoever listens that the kernel is ``restoring``, about to go, or ``restored``, ``asleep`` and so on.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import logging
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -143,6 +141,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is not None:
             self.agent.reconnection.until_known()
             self._note(msg)
+            self.agent.reconnection.request_came(partial(self._is_heard, msg))
             if self.agent.executed.restored and self._is_for_a_lost_subshell(msg):
                 self.shell_channel_thread.manager.get_shell_channel_to_subshell_socket(None).send_multipart(
                     msg, copy=False
@@ -151,10 +150,12 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         await super().shell_channel_thread_main(msg)
 
     def schedule_dispatch(self, dispatch: Any, *args: Any) -> None:
-        """Have a request wait that has come (called by ipykernel 6 when it has read one, and for calls of its own)."""
+        """Note that a request has come (called by ipykernel 6 when it has read one, and for calls of its own)."""
         if self._held is not None and dispatch == self.dispatch_shell:
             self._held.append(args[0])
             return
+        if self.agent is not None and dispatch == self.dispatch_shell:
+            self.agent.reconnection.request_came(partial(self._is_heard, args[0]))
         super().schedule_dispatch(dispatch, *args)
 
     async def dispatch_shell(self, msg: list[Any], *args: Any, **kwargs: Any) -> None:
@@ -164,27 +165,9 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             return
         if self.agent is not None and len(msg) > 1:
             self.agent.reconnection.until_known()
-            self.agent.reconnection.until_back()
-            if self.agent.reconnection.waits_for_clients:
-                await self._beside(partial(self.agent.reconnection.request_came, partial(self._is_heard, msg)))
             if not self.agent.cells.begins(self.header_of(msg)):
                 return
         await super().dispatch_shell(msg, *args, **kwargs)
-
-    async def _beside(self, work: Callable[[], None]) -> None:
-        """Have work done that takes a while, and let the thread's event loop do something else meanwhile."""
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-
-        def do() -> None:
-            try:
-                work()
-            finally:
-                loop.call_soon_threadsafe(done.set_result, None)
-                self.in_main_loop(lambda: None)  # have a toolkit's loop give way
-
-        threading.Thread(target=do, daemon=True).start()
-        await done
 
     def _is_heard(self, msg: Sequence[Any]) -> bool:
         """Tell whether somebody wants the outputs of a request as it came, unverified: it is a cell, and not silent."""

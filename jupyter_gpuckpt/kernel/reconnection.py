@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,6 @@ _TAKEN_FOR = frozenset({"save", "fork", "restore", "undo", "redo"})
 """What a cell asks for whose end a restored kernel tells it: what was restored was taken for that."""
 _MENDING = 20.0  # how long a restored kernel waits for the debugger to be mended, in seconds
 _LOOKING = 2.0  # how long one that has asked for something may take to look at what comes of it, in seconds
-_LOOK = 0.005  # seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 
@@ -213,27 +211,6 @@ class Reconnection:
         with self._knows_who_it_is:
             self._knows_who_it_is.wait_for(lambda: self._is_this(self._run_id), settings.hook_timeout())
         self._heard.wait(settings.hook_timeout())
-        self.until_back()
-
-    def until_back(self) -> None:
-        """Wait, where the keeper has cut off the clients, until they are back: what is said earlier is lost to them.
-
-        They come back where this kernel stays after all. Where it does not, what it has not begun, or not answered, is
-        begun and answered by the one that takes its place.
-        """
-        note, deadline = self._run_dir / settings.CUT_OFF, time.monotonic() + COMING_BACK
-        while time.monotonic() < deadline:
-            try:
-                said = note.read_text()
-            except OSError:
-                return
-            if said:
-                break
-            time.sleep(_LOOK)  # they are being cut off
-        with contextlib.suppress(ValueError):
-            self._clients = from_json(dict[str, int], json.loads(said))
-            self._wait_for_clients()
-        note.unlink(missing_ok=True)
 
     def until_known(self) -> None:
         """Wait in a kernel that was just restored until it knows its key, and which requests waited at its save."""
@@ -255,10 +232,15 @@ class Reconnection:
         self._wait_for_clients()
         self._agent.cells.announce(what)
 
-    @property
-    def waits_for_clients(self) -> bool:
-        """Whether clients are to be waited for before a request is executed (`request_came`)."""
-        return bool(self._clients)
+    def save_ended(self) -> None:
+        """This kernel goes on: have its next request wait for clients that were cut off for a hibernation."""
+        self._look_who_was_cut_off()
+        (self._run_dir / settings.CUT_OFF).unlink(missing_ok=True)
+
+    def _look_who_was_cut_off(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._clients = from_json(dict[str, int], json.loads((self._run_dir / settings.CUT_OFF).read_text()))
+            self._waited_in_vain = False
 
     def request_came(self, is_heard: Callable[[], bool]) -> None:
         """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).
@@ -267,6 +249,10 @@ class Reconnection:
         now, after its request: what the kernel says before that is lost to it. Where nobody looks at those of the first
         request, the first one that `is_heard` is waited for as well; but not for ever: a client may have gone.
         """
+        if self._agent.saving:
+            self._look_who_was_cut_off()  # it runs on, and was not told so yet
+        if not self._clients:
+            return
         heard = is_heard()
         if heard or not self._waited_in_vain:
             self._waited_in_vain = True

@@ -17,9 +17,9 @@ import pytest
 from jupyter_client import BlockingKernelClient
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.session import Session
-from keeper_faults import Asked, Criu, Requested, status
+from keeper_faults import Asked, Criu, status
 from late_client import late_client
-from notebooks import PATIENCE, SPEC, Notebook, StartKernel, client_of, open_channels, wait_until
+from notebooks import PATIENCE, SPEC, Notebook, StartKernel, open_channels, wait_until
 from zmq.constants import Event
 from zmq.utils.monitor import recv_monitor_message
 
@@ -224,48 +224,6 @@ def test_a_cell_that_is_under_way_to_the_kernel_before_is_executed(notebook: Not
         reply = client.get_shell_msg(timeout=PATIENCE)
         assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (msg_id, "ok")
         assert notebook.value("x") == "2"
-
-
-def test_a_cell_that_ends_when_its_client_has_left_the_kernel_is_answered(
-    criu: Criu, notebook: Notebook, tmp_path: Path
-) -> None:
-    go, ended = tmp_path / "go", tmp_path / "ended"
-    notebook.run(f"import pathlib, time; go, ended = pathlib.Path({str(go)!r}), pathlib.Path({str(ended)!r})")
-    with notebook.keeper as keeper:
-        keeper.request("save", {"name": "here"})
-    port = ports.of_connection_file(notebook.manager.connection_file)["shell_port"]
-
-    def connected() -> set[bytes]:
-        return {one.there for one in socket_ports.established() if one.port == port}
-
-    before = connected()
-    cell = Asked(notebook, "while not go.exists(): time.sleep(0.01)\nended.touch()")
-    with criu.held_at("restore", "post-resume") as until_there:
-        restore = Requested(notebook, "restore", {"name": "here"})
-        until_there()
-        wait_until(lambda: connected() - before)
-        go.touch()
-        wait_until(ended.exists)
-    restore.outcome()
-    assert cell.answer()["ename"] == "RestoreFailed", "it ended in a kernel that is not there any more"
-
-
-def test_cells_that_wait_for_clients_after_a_restore_are_answered_after_the_next_one(notebook: Notebook) -> None:
-    """None of the clients looks at its outputs, so that the kernel waits for them before the first cell."""
-    notebook.run("%gpuckpt save here")
-    clients = [client_of(notebook.manager.connection_file) for _ in range(2)]
-    try:
-        for client in clients:
-            client.wait_for_ready(PATIENCE)
-        with notebook.keeper as keeper:
-            keeper.request("restore", {"name": "here"})
-            asked = [client.execute("pass") for client in clients]
-            keeper.request("restore", {"name": "here"})
-        for client, msg_id in zip(clients, asked, strict=True):
-            assert client.get_shell_msg(timeout=PATIENCE)["parent_header"]["msg_id"] == msg_id
-    finally:
-        for client in clients:
-            client.stop_channels()
 
 
 def test_only_the_cell_that_was_saved_answers_for_another(notebook: Notebook) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import json
 import logging
 import re
 from pathlib import Path
@@ -222,7 +223,11 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | N
         try:
             if connections.unread():
                 raise _busy()  # while nobody was cut off
-            await connections.cut_off(keeper.namespace().run_dir, clients, _LETTING_GO)
+            # Where it does not leave them after all, it answers those that connect again.
+            note = keeper.namespace().run_dir / settings.CUT_OFF
+            note.touch(mode=0o600)
+            note.write_text(json.dumps(clients))
+            await connections.end(_LETTING_GO)
             if connections.unread():
                 raise _busy()
         finally:

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...client.in_progress import RestoreInProgress
@@ -90,7 +90,7 @@ class Predecessor:
         """Its process, whose connections with itself are no clients: nobody waits for those of the other one."""
         self._sharing: asyncio.Task[SharedPorts] | None = None
         self._shared: SharedPorts | None = None
-        self._connections: asyncio.Task[Connections | None] | None = None
+        self._connections: asyncio.Task[Connections] | None = None
         self._is_followed = False
         """Whether the other one listens where this one does as soon as it comes up."""
 
@@ -118,8 +118,7 @@ class Predecessor:
                 self._shared = shared
                 if kernel is not None:
                     # To look for them takes a moment, too.
-                    looking = asyncio.to_thread(self._connections_of, kernel, shared.ports)
-                    self._connections = asyncio.create_task(looking)
+                    self._connections = asyncio.create_task(asyncio.to_thread(Connections, kernel, shared.ports))
                 return shared.ports
         log.info("the kernel is given up before the snapshot comes up: %s", alone)
         await self._unshare()
@@ -137,27 +136,16 @@ class Predecessor:
             return
         while not await asyncio.to_thread(ports.have_two_listeners, file):
             await asyncio.sleep(_LOOK)
-        await self._cut_off(await asyncio.shield(self._connections), self._shared)
-
-    async def _cut_off(self, connections: Connections | None, shared: SharedPorts | None) -> None:
-        """End its connections to clients, which come to the other one where both share their ports."""
-        space = self._keeper.space
-        if connections is None or space is None:
+        try:
+            connections = await asyncio.shield(self._connections)
+        except OSError as e:
+            log.warning("the kernel's clients stay with it until it ends: %s", e)
             return
         self._count_clients()
         self._sent_away, self._away = time.monotonic(), connections.by_port()
-        if shared is not None:
-            shared.turn()
+        self._shared.turn()
         with contextlib.suppress(OSError):
-            clients = ports.peers(self._keeper.launch.connection_file, self._kernel)
-            await connections.cut_off(space.run_dir, clients, _CLIENTS)
-
-    def _connections_of(self, kernel: int, to: Collection[int]) -> Connections | None:
-        try:
-            return Connections(kernel, to)
-        except OSError as e:
-            log.warning("the kernel's clients stay with it until it ends: %s", e)
-            return None
+            await connections.end(_CLIENTS)
 
     def _shares(self, channels: Mapping[str, int]) -> bool:
         return self._shared is not None and self._shared.ports.issuperset(channels.values())
@@ -178,7 +166,6 @@ class Predecessor:
         if late is not None:
             late.check()
         self._count_clients()
-        await self._cut_off_at_last()
         self.asked = await self._interrupted()
         run = keeper.state.run
         keeper.state.operation = RestoreInProgress(
@@ -190,16 +177,6 @@ class Predecessor:
         way_back.pop_all()
         self.has_left = True
         await keeper.give_up(wait=not beside)
-
-    async def _cut_off_at_last(self) -> None:
-        """Cut its clients off where that was not done as early as can be."""
-        if self._kernel is None or self._sent_away > -math.inf:
-            return
-        channels = ports.of_connection_file(self._keeper.launch.connection_file).values()
-        connections = await asyncio.to_thread(self._connections_of, self._kernel, channels)
-        if connections is not None:
-            with contextlib.closing(connections):
-                await self._cut_off(connections, None)
 
     async def stay(self) -> None:
         """Leave it as it is: nothing comes in its place."""
@@ -230,9 +207,7 @@ class Predecessor:
         for task in (self._connections, self._sharing):
             if task is not None:
                 with contextlib.suppress(OSError):
-                    held = await task
-                    if held is not None:
-                        held.close()
+                    (await task).close()
         self._connections = self._sharing = self._shared = None
 
     async def _interrupted(self) -> dict[str, Any]:
