@@ -55,17 +55,24 @@ def endpoint_differs(kernel: SavedKernel, connection_file: str) -> bool:
     return bool(here) and {**here, "transport": "tcp", "curve": "", **kernel.endpoint} != here
 
 
-def peers(connection_file: str, kernel: int | None = None) -> dict[str, int]:
+def peers(
+    connection_file: str, kernel: int | None = None, *, away: Counter[int] | None = None, of: Collection[int] = ()
+) -> dict[str, int]:
     """Return how many clients are connected to the channels on which a cell is answered, and asks.
 
     ipykernel is a client of itself. Where the process of the `kernel` is given, its own connections do not count.
+    Clients that were sent `away` (how many, by port) count as well where they are not back yet, as far as that can be
+    told. Those of the processes `of` are back at once; where it cannot be seen whether they are, they are.
     """
     ports, ends = of_connection_file(connection_file), socket_ports.established()
     held = processes.sockets(() if kernel is None else (kernel,))
     own = {(one.there, one.here) for one in ends if one.inode in held}
-    connected = Counter(one.port for one in ends if (one.here, one.there) not in own)
+    counted = Counter(one.port for one in ends if (one.here, one.there) not in own)
+    # After the others were counted: one that came back in between would count twice, and be waited for in vain.
+    if away and (back := reached_by(of)) is not None:
+        counted += away - back
     asking = ("shell_port", "iopub_port", "stdin_port")
-    return {channel: connected[ports[channel]] for channel in asking if channel in ports}
+    return {channel: counted[ports[channel]] for channel in asking if channel in ports}
 
 
 def reached_by(pids: Collection[int]) -> Counter[int] | None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+import timeit
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,6 +114,30 @@ def test_a_connection_of_its_own_is_none_of_a_client_however_new(tmp_path: Path)
             assert ports.peers(str(file), os.getpid()) == {"shell_port": 1, "iopub_port": 0, "stdin_port": 0}
             assert ports.peers(str(file))["shell_port"] == 2
             other.communicate(b"\n")
+
+
+def test_a_client_that_comes_back_while_it_is_counted_counts_once(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.json"
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as client:
+        where = listener.getsockname()
+        file.write_text(json.dumps({**dict.fromkeys(ports.CHANNELS, 1), "shell_port": where[1]}))
+
+        def come_back(after: float) -> socket.socket:
+            time.sleep(after)
+            return socket.create_connection(where)
+
+        def count() -> int:
+            return ports.peers(str(file), away=Counter({where[1]: 1}), of=[os.getpid()])["shell_port"]
+
+        counts, took = Counter[int](), timeit.timeit(count, number=20) / 20
+        for _ in range(100):
+            back = client.submit(come_back, random.uniform(0, took))
+            counts[count()] += 1
+            back.result().close()
+            listener.accept()[0].close()
+            wait_until(lambda: not ports.peers(str(file))["shell_port"])
+    assert counts[1], counts
+    assert max(counts) == 1, f"one more than there are was counted: {counts}"
 
 
 def test_children_go_on_but_for_those_that_stood_still(notebook: Notebook) -> None:

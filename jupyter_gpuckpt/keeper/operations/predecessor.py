@@ -187,21 +187,10 @@ class Predecessor:
 
     def _count_clients(self) -> None:
         """Count the clients that the other one is to wait for: those that were sent away come to it, as do new ones."""
-        file = self._keeper.launch.connection_file
-        channels = ports.of_connection_file(file)
-        away = self._still_away()
-        for channel, now in ports.peers(file, self._kernel).items():
-            self.peers[channel] = max(self.peers.get(channel, 0), now + away[channels[channel]])
-
-    def _still_away(self) -> Counter[int]:
-        """Return how many of those that were sent away are not back yet, by port, as far as that can be told.
-
-        Those of a program with our provisioner are back at once; where it cannot be seen whether they are, they are.
-        """
-        if time.monotonic() > self._sent_away + _AWAY:
-            return Counter()
-        back = ports.reached_by(self._keeper.holders.pids())
-        return Counter() if back is None else self._away - back
+        away = self._away if time.monotonic() < self._sent_away + _AWAY else Counter[int]()
+        file, holders = self._keeper.launch.connection_file, self._keeper.holders.pids()
+        for channel, now in ports.peers(file, self._kernel, away=away, of=holders).items():
+            self.peers[channel] = max(self.peers.get(channel, 0), now)
 
     async def _unshare(self) -> None:
         for task in (self._connections, self._sharing):
