@@ -40,6 +40,7 @@ from .cells import Asked, Cells
 from .channel import Channel
 from .child_output import ChildOutput
 from .executed import Executed, cell_id
+from .leaving import Leaving
 from .page_copies import PageCopies
 from .reconnection import Reconnection
 from .requests import Requests, broken_off, news_of
@@ -63,6 +64,7 @@ class Agent:
     cells : the requests that the kernel executes.
     executed : the cells that it has executed.
     sleeping : whether it sleeps.
+    leaving : whether another kernel is about to take its place.
     reconnection : how it comes back from a snapshot.
     saving : whether it was prepared for a save that has not ended.
     panels : the panels of `%gpuckpt panel`, by the ids that front ends know them by.
@@ -82,6 +84,7 @@ class Agent:
         self._channel = Channel(run_dir)
         self._page_copies = PageCopies()
         self.saving = False
+        self.leaving = Leaving(kernel, self.cells)
         self.reconnection = Reconnection(self, run_dir)
         self.keeper = Requests(self._channel, run_dir, kernel.parent, self.later, self.reconnection.is_coming_back)
 
@@ -156,7 +159,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"], **message["args"])
-        elif message["call"] in ("asleep", "auto_saved", "executed", "identity", "interrupted", "not_woken"):
+        elif message["call"] in ("asleep", "auto_saved", "executed", "identity", "interrupted", "leaves", "not_woken"):
             self._call(message)
         else:
             self.later(partial(self._call, message))
@@ -184,6 +187,8 @@ class Agent:
             "executed": self.executed.as_dict,
             "identity": self.reconnection.identity,
             "interrupted": self._interrupted,
+            "leaves": self.leaving.begin,
+            "stays": self.leaving.stay,
             "resumed": self.reconnection.resumed,
             "woken": self.reconnection.woken,
             "answer": self.reconnection.answer,
@@ -209,6 +214,7 @@ class Agent:
         hears_more = comes_back and self.reconnection.is_coming_back()
         if not hears_more:
             self.later(self._after_broken_save)
+            self.later(self.leaving.stay)
         # The new keeper passes over every request that comes before the reply: these, and no others, end here.
         with self._channel.sending:
             if not hears_more:
@@ -289,9 +295,9 @@ class Agent:
 
     def _interrupted(self) -> Asked:
         self.cells.announce("restoring")
+        self.leaving.have_read()
         return {
-            **self.cells.describe(),
-            "queued": self.cells.queued(),
+            **self.cells.unanswered(),
             "panels": list(self.panels),
             "from_outside": True,
         }

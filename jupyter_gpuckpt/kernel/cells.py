@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .executed import cell_id
@@ -20,7 +20,8 @@ from .executed import cell_id
 _COMING, _COMING_TIMEOUT = 0.05, 1.0  # how long no request has to come, and how long that is waited for, in seconds
 _BEGINS = 60  # how much of a cell names it: what tells of it has to fit in PIPE_BUF
 Asked = dict[str, Any]
-"""A request as it travels between kernels: ``cell`` (header, idents, display_id, id) and ``queued`` (raw messages)."""
+"""Requests as they travel between kernels: ``cell`` (header, idents, display_id, id), the one that asked or ran,
+``owed`` (cells), others that have ended, and ``queued`` (raw messages), those that wait for their turn."""
 
 
 class Cells:
@@ -37,6 +38,9 @@ class Cells:
         self._forgotten: set[str] = set()
         self._forgotten_cells: set[str] = set()
         self._taken: set[str] = set()
+        self._owed: list[Asked] = []
+        self.stand_still = False
+        """Whether the main thread waits, though no cell runs."""
         self.begun = 0
         """How many cells' turns have come, silent ones among them."""
         self._begun_before_save = 0
@@ -127,6 +131,15 @@ class Cells:
                 "id": cell_id(message),
                 "worked": not self.is_at_its_beginning(),
             }
+        }
+
+    def unanswered(self) -> Asked:
+        """Return all that another kernel is to answer in this one's place, what it has from the one before included."""
+        owed = list(self._owed)
+        return {
+            **self.describe(),
+            "owed": [one["cell"] for one in owed if "cell" in one],
+            "queued": [*(frames for one in owed for frames in one.get("queued", [])), *self.queued()],
         }
 
     def shows_updates(self) -> bool:
@@ -221,7 +234,7 @@ class Cells:
     def _read(self) -> None:
         """Read what has come to ipykernel 6, which does so in the thread that the cell holds; that must stand still."""
         kernel = self._kernel
-        if hasattr(kernel, "msg_queue") and self._running:
+        if hasattr(kernel, "msg_queue") and (self._running or self.stand_still):
             with contextlib.suppress(Exception):  # zmq.Again: no more
                 while True:
                     frames = kernel.shell_stream.socket.recv_multipart(1, copy=False)  # zmq.NOBLOCK
@@ -268,7 +281,23 @@ class Cells:
 
     def answer(self, asked: Asked, error: dict[str, Any] | None = None) -> None:
         """Complete the cell that asked, from the kernel's own thread; `error`: ename, evalue, traceback."""
-        self._kernel.in_main_loop(self._answer, asked, error)
+        self._owe({"cell": asked["cell"]}, self._answer, error)
+
+    def answer_owed(self, asked: Asked, error: dict[str, Any]) -> None:
+        """Complete likewise the cells that had ended, and whose answers did not come to their clients."""
+        for cell in asked.get("owed", []):
+            self.answer({"cell": cell}, error)
+
+    def _owe(self, asked: Asked, answer: Callable[..., None], *args: Any) -> None:
+        """Have the kernel's own thread answer what was asked of the kernel before this one, unless this one leaves."""
+        self._owed.append(asked)
+
+        def do() -> None:
+            with self._kernel.agent.leaving.replying():
+                answer(asked, *args)
+                self._owed.remove(asked)
+
+        self._kernel.in_main_loop(do)
 
     def _answer(self, asked: Asked, error: dict[str, Any] | None) -> None:
         kernel = self._kernel
@@ -294,15 +323,20 @@ class Cells:
         """Execute the requests that waited behind the cell that asked, as if they came now."""
         for frames in asked.get("queued", []):
             self._taken.add(self._id_of(frames))
-            self._kernel.in_main_loop(self._kernel.take_request, [bytes.fromhex(frame) for frame in frames])
+            self._owed.append(asked := {"queued": [frames]})
+            self._kernel.in_main_loop(self._take, asked, [bytes.fromhex(frame) for frame in frames])
+
+    async def _take(self, asked: Asked, frames: list[bytes]) -> None:
+        await self._kernel.take_request(frames)
+        self._owed.remove(asked)
 
     def refuse_queued(self, asked: Asked) -> None:
         """Answer the requests that waited behind the cell as aborted, as after an error."""
-        self._kernel.in_main_loop(self._refuse, asked)
+        self._owe({"queued": asked.get("queued", [])}, self._refuse)
 
     def _refuse(self, asked: Asked) -> None:
         session = self._kernel.session
-        for frames in asked.get("queued", []):
+        for frames in asked["queued"]:
             idents, rest = session.feed_identities([bytes.fromhex(frame) for frame in frames])
             header = session.unpack(rest[1])
             cell = {"header": header, "idents": [ident.hex() for ident in idents]}

@@ -13,6 +13,7 @@ import struct
 import termios
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,17 @@ _THREADS = "ZMQbg/IO/"  # how libzmq 4.3 calls them (src/thread.cpp)
 _WAITING = {"x86_64": "232", "aarch64": "22"}.get(os.uname().machine, "")  # epoll_wait, epoll_pwait (asm/unistd.h)
 
 
-def wait_for_peers(expected: dict[int, int], *, encrypted: bool, connecting: float) -> bool:
+def wait_for_peers(
+    expected: Mapping[int, int], *, encrypted: bool, connecting: float, unless: Callable[[], bool] = lambda: False
+) -> bool:
     """Wait until as many clients as before are connected again, by local port: what is sent earlier is lost to them.
 
     On a busy machine they may take seconds to connect, but `connecting` at most: one that has gone does not come back.
-    Two seconds later they have said who they are, except those that do not look at what the kernel says. Return whether
-    all are there.
+    Two seconds later they have said who they are, except those that do not look at what the kernel says. Nor are they
+    waited for any more when `unless` says so. Return whether all are there.
     """
     deadline, all_connected = time.monotonic() + connecting, False
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not unless():
         connected, present = _clients(encrypted=encrypted)
         if all(present[port] >= count for port, count in expected.items()):
             until_zmq_has_acted()

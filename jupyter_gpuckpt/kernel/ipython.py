@@ -93,6 +93,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             if reply["status"] == "error" and not silent:
                 make_room_after(self.agent, reply)
             self.agent.reconnection.until_heard()
+            self.agent.leaving.reply()
         return reply
 
     def stop_cell(self) -> None:
@@ -163,11 +164,19 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         # One that is a single frame is ours, or ipykernel's own.
         if len(msg) == 1 and bytes(msg[0]) == _NO_REQUEST:
             return
-        if self.agent is not None and len(msg) > 1:
-            self.agent.reconnection.until_known()
-            if not self.agent.cells.begins(self.header_of(msg)):
-                return
-        await super().dispatch_shell(msg, *args, **kwargs)
+        if self.agent is None or len(msg) == 1:
+            await super().dispatch_shell(msg, *args, **kwargs)
+            return
+        self.agent.reconnection.until_known()
+        if self.agent.leaving.is_under_way():
+            if hasattr(self, "msg_queue"):  # ipykernel 6 has taken it from there
+                self._note(msg)
+            self.agent.leaving.wait()
+        if self.agent.cells.begins(self.header_of(msg)):
+            try:
+                await super().dispatch_shell(msg, *args, **kwargs)
+            finally:
+                self.agent.leaving.replied()
 
     def _is_heard(self, msg: Sequence[Any]) -> bool:
         """Tell whether somebody wants the outputs of a request as it came, unverified: it is a cell, and not silent."""

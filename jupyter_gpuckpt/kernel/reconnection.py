@@ -148,11 +148,12 @@ class Reconnection:
             if copy.reseed:
                 faults += renewal.reseed(agent.kernel.shell.user_ns)
         faults += hooks.run_after(hooks.restored_with(self._environment))
-        if asked.get("cell") or asked.get("queued"):
+        if asked.get("cell") or asked.get("owed") or asked.get("queued"):
             self._wait_for_clients()
         notes = show.not_executed_again(0 if copy is not None else agent.cells.forgotten(asked))
         notes += show.brought_up_to_date(self._environment.changed)
         account = show.Restored(restored, asked_at, [*notes, *faults])
+        agent.cells.answer_owed(asked, show.error_content(_ended_by(account.name)))
         if asked.get("cell"):
             self._answer_restored(asked, account, stops=restored.stop_here)
         else:
@@ -264,7 +265,8 @@ class Reconnection:
         """Wait for as many connections as the channels (named as in a connection file) had before the restore."""
         app = self._agent.kernel.parent
         expected = {getattr(app, channel): count for channel, count in self._clients.items()}
-        if wait_for_peers(expected, encrypted=rebinding.is_encrypted(app), connecting=seconds):
+        gone = self._agent.leaving.is_under_way
+        if wait_for_peers(expected, encrypted=rebinding.is_encrypted(app), connecting=seconds, unless=gone):
             self._clients = {}
 
     def _answer_restored(self, asked: Asked, account: show.Restored, *, stops: bool) -> None:
@@ -275,13 +277,7 @@ class Reconnection:
             self._agent.tell_busy(True, True)  # it is another one now
             self._agent.cells.take_queued(asked)
         elif was_ended:
-            # The cell that ran did not ask: it ends as it would by a restart.
-            error = RestoreFailed(
-                f"This cell ended: the kernel was restored to {account.name!r} from outside.",
-                "A restore was asked for from the command line or by another client.",
-                "The kernel is at the snapshot; run the cells that come after it.",
-            )
-            self._agent.cells.answer(asked, show.error_content(error))
+            self._agent.cells.answer(asked, show.error_content(_ended_by(account.name)))
             self._agent.cells.refuse_queued(asked)
         else:
             self._agent.cells.answer(asked)
@@ -291,8 +287,19 @@ class Reconnection:
         """This kernel is fresh, in place of one whose restore failed: say so to the cell that asked."""
         self._clients, self._waited_in_vain = peers, False
         self._wait_for_clients()
-        self._agent.cells.answer(asked, show.error_content(GpuckptError.from_dict(error).spelled(in_a_cell)))
+        content = show.error_content(GpuckptError.from_dict(error).spelled(in_a_cell))
+        self._agent.cells.answer(asked, content)
+        self._agent.cells.answer_owed(asked, content)
         self._agent.cells.refuse_queued(asked)
+
+
+def _ended_by(name: str) -> RestoreFailed:
+    """Return what a cell ends with that did not ask for the restore: as it would by a restart."""
+    return RestoreFailed(
+        f"This cell ended: the kernel was restored to {name!r} from outside.",
+        "A restore was asked for from the command line or by another client.",
+        "The kernel is at the snapshot; run the cells that come after it.",
+    )
 
 
 def _overtaken(op: str) -> GpuckptError:

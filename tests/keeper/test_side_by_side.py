@@ -21,14 +21,15 @@ import pytest
 from jupyter_client import BlockingKernelClient
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.session import Session
-from keeper_faults import Asked, Criu, status
+from keeper_faults import Asked, Criu, Requested, status
 from late_client import late_client
-from notebooks import PATIENCE, SPEC, Notebook, StartKernel, open_channels, wait_until
+from notebooks import PATIENCE, SPEC, Notebook, StartKernel, connected, open_channels, wait_until
 from zmq.constants import Event
 from zmq.utils.monitor import recv_monitor_message
 
 from jupyter_gpuckpt.client.in_progress import RestoreInProgress
 from jupyter_gpuckpt.client.record import KernelFolder
+from jupyter_gpuckpt.errors import Cancelled
 from jupyter_gpuckpt.keeper import ports
 from jupyter_gpuckpt.kernel.clients import COMING_BACK
 from jupyter_gpuckpt.linux import socket_ports
@@ -218,14 +219,14 @@ def test_clients_that_come_while_both_listen_are_served(criu: Criu, notebook: No
     clients = []
     port = ports.of_connection_file(notebook.manager.connection_file)["shell_port"]
 
-    def connected() -> set[bytes]:
+    def its_clients() -> set[bytes]:
         return {one.there for one in socket_ports.established() if one.port == port}
 
-    before = connected()
+    before = its_clients()
     with criu.held_at("restore", "post-resume") as until_there:
         asked = Asked(notebook, "%gpuckpt restore here")
         until_there()
-        wait_until(lambda: connected() - before)  # the asking client is back
+        wait_until(lambda: its_clients() - before)  # the asking client is back
         for _ in range(4):
             # Each with a session of its own, as other programs have.
             client = BlockingKernelClient(connection_file=notebook.manager.connection_file)
@@ -258,6 +259,72 @@ def test_only_the_cell_that_was_saved_answers_for_another(notebook: Notebook) ->
     """One that a restored kernel has begun in the meantime answers for itself."""
     notebook.run("cells = get_ipython().kernel.agent.cells; cells.come_back(); asked = cells.describe()")
     assert notebook.value("cells.adopt(asked)") == "False"
+
+
+@contextlib.contextmanager
+def ending_without_its_client(criu: Criu, notebook: Notebook, folder: Path) -> Iterator[tuple[Asked, Requested]]:
+    """Give a cell that has ended when its client had left the kernel, and the restore for which it left, under way."""
+    go, ended = folder / "go", folder / "ended"
+    notebook.run(f"import pathlib, time; go, ended = pathlib.Path({str(go)!r}), pathlib.Path({str(ended)!r})")
+    with notebook.keeper as keeper:
+        keeper.request("save", {"name": "here"})
+    port = ports.of_connection_file(notebook.manager.connection_file)["shell_port"]
+
+    def its_clients() -> set[bytes]:
+        return {one.there for one in socket_ports.established() if one.port == port}
+
+    before = its_clients()
+    cell = Asked(notebook, "while not go.exists(): time.sleep(0.01)\nended.touch()")
+    with criu.held_at("restore", "post-resume") as until_there:
+        restore = Requested(notebook, "restore", {"name": "here", "operation": "this"})
+        until_there()
+        wait_until(lambda: its_clients() - before)
+        go.touch()
+        wait_until(ended.exists)
+        yield cell, restore
+
+
+def test_a_cell_that_ends_when_its_client_has_left_is_answered(criu: Criu, notebook: Notebook, tmp_path: Path) -> None:
+    with ending_without_its_client(criu, notebook, tmp_path) as (cell, restore):
+        pass
+    assert isinstance(restore.outcome(), dict)
+    assert cell.answer()["ename"] == "RestoreFailed", "it ended in a kernel that is not there any more"
+
+
+def test_its_own_answer_comes_where_the_kernel_stays(criu: Criu, notebook: Notebook, tmp_path: Path) -> None:
+    with ending_without_its_client(criu, notebook, tmp_path) as (cell, restore), notebook.keeper as keeper:
+        assert keeper.request("cancel", {"operation": "this"})
+    assert isinstance(restore.outcome(), Cancelled)
+    assert cell.answer()["status"] == "ok"
+    assert notebook.value("ended.exists()") == "True"
+
+
+def test_what_a_restored_kernel_has_to_answer_yet_is_answered_after_the_next_restore(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    """Another client's cell runs before the kernel comes to that."""
+    back, begun = tmp_path / "back", tmp_path / "begun"
+    notebook.run(f"""
+import pathlib, time, jupyter_gpuckpt
+back, begun = pathlib.Path({str(back)!r}), pathlib.Path({str(begun)!r})
+@jupyter_gpuckpt.after_restore
+def until_another_cell_runs(resumed):
+    back.touch() if resumed.restored else None
+    while resumed.restored and not begun.exists(): time.sleep(0.01)
+""")
+    with notebook.keeper as keeper:
+        keeper.request("save", {"name": "here"})
+    with connected(notebook.manager.connection_file) as other:
+        cell = Asked(notebook, "while True: time.sleep(0.01)")
+        restore = Requested(notebook, "restore", {"name": "here"})
+        wait_until(back.exists)
+        next_cell = Asked(other, "begun.touch()\nwhile True: time.sleep(0.01)")
+        assert isinstance(restore.outcome(), dict)
+        assert not cell.is_answered()
+        with notebook.keeper as keeper:
+            keeper.request("restore", {"name": "here"})
+        assert next_cell.answer()["ename"] == "RestoreFailed"
+        assert cell.answer()["ename"] == "RestoreFailed"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from ...operations.results import Restored
 from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
 from .. import ports, preflight
-from ..agent_channel import AgentSilent
+from ..agent_channel import AgentChannel, AgentSilent
 from ..connections import Connections
 from ..gpu.parked import place_of
 from .parts import CRIU_IMAGES
@@ -43,6 +43,8 @@ _HELPERS = 2 << 30
 _LOOK = 0.005  # seconds between two looks at who listens
 _AWAY = 0.1  # for how long most clients are away at least, in seconds: ZMQ_RECONNECT_IVL, zmq_setsockopt(3)
 _CLIENTS = 0.5  # how long a kernel's clients may take to close their connections, in seconds
+_LAST_WORDS = 0.5  # how long a kernel may take to have all that it has said on its way, in seconds
+_ASKED = 2.0  # how long one may take to say which cells it leaves unanswered, in seconds
 
 
 def has_room(keeper: Keeper, manifest: Manifest, gpu_map: Mapping[str, str] | None, *, gpu_later: bool) -> bool:
@@ -90,7 +92,7 @@ class Predecessor:
         """Its process, whose connections with itself are no clients: nobody waits for those of the other one."""
         self._sharing: asyncio.Task[SharedPorts] | None = None
         self._shared: SharedPorts | None = None
-        self._connections: asyncio.Task[Connections] | None = None
+        self._told_to_leave = False
         self._is_followed = False
         """Whether the other one listens where this one does as soon as it comes up."""
 
@@ -116,9 +118,6 @@ class Predecessor:
             alone = await asyncio.to_thread(_alone, snapshot)
             if not alone:
                 self._shared = shared
-                if kernel is not None:
-                    # To look for them takes a moment, too.
-                    self._connections = asyncio.create_task(asyncio.to_thread(Connections, kernel, shared.ports))
                 return shared.ports
         log.info("the kernel is given up before the snapshot comes up: %s", alone)
         await self._unshare()
@@ -130,25 +129,23 @@ class Predecessor:
         That one has to be about to run. Nothing that this one says comes to its clients afterwards.
         """
         file = self._keeper.launch.connection_file
-        if self._shared is None or self._connections is None or not self._shares(ports.of_connection_file(file)):
-            return
-        if not self._is_followed:
+        shared, kernel, channels = self._shared, self._kernel, ports.of_connection_file(file).values()
+        if shared is None or kernel is None or not self._is_followed or not shared.ports.issuperset(channels):
             return
         while not await asyncio.to_thread(ports.have_two_listeners, file):
             await asyncio.sleep(_LOOK)
+        # First the ports, and then whoever is connected: somebody may come to this one until then.
+        shared.turn()
+        await self._tell_to_leave()
         try:
-            connections = await asyncio.shield(self._connections)
+            connections = await asyncio.to_thread(Connections, kernel, shared.ports)
         except OSError as e:
             log.warning("the kernel's clients stay with it until it ends: %s", e)
             return
-        self._count_clients()
-        self._sent_away, self._away = time.monotonic(), connections.by_port()
-        self._shared.turn()
-        with contextlib.suppress(OSError):
+        with contextlib.closing(connections), contextlib.suppress(OSError):
+            self._count_clients()
+            self._sent_away, self._away = time.monotonic(), connections.by_port()
             await connections.end(_CLIENTS)
-
-    def _shares(self, channels: Mapping[str, int]) -> bool:
-        return self._shared is not None and self._shared.ports.issuperset(channels.values())
 
     async def leave(self, late: LateVram | None, way_back: contextlib.AsyncExitStack) -> None:
         """Give it up: `way_back`, which undoes all that was done so far, is cleared when there is none any more.
@@ -165,6 +162,7 @@ class Predecessor:
             keeper.namespace()  # it may have ended meanwhile
         if late is not None:
             late.check()
+        await self._tell_to_leave()
         self._count_clients()
         self.asked = await self._interrupted()
         run = keeper.state.run
@@ -183,6 +181,8 @@ class Predecessor:
         if self._shared is not None:
             self._shared.turn_back()
         await self._unshare()
+        if self._told_to_leave:
+            await self._ask("stays", _LAST_WORDS)
         self._keeper.state.operation = None
 
     def _count_clients(self) -> None:
@@ -193,27 +193,40 @@ class Predecessor:
             self.peers[channel] = max(self.peers.get(channel, 0), now)
 
     async def _unshare(self) -> None:
-        for task in (self._connections, self._sharing):
-            if task is not None:
-                with contextlib.suppress(OSError):
-                    (await task).close()
-        self._connections = self._sharing = self._shared = None
+        if self._sharing is not None:
+            with contextlib.suppress(OSError):
+                (await self._sharing).close()
+        self._sharing = self._shared = None
+
+    async def _tell_to_leave(self) -> None:
+        """Have it begin and answer nothing any more: its clients would not hear of it, once they are disconnected."""
+        if not self._told_to_leave:
+            self._told_to_leave = True
+            await self._ask("leaves", _LAST_WORDS)
 
     async def _interrupted(self) -> dict[str, Any]:
         """Ask the kernel which cells it leaves unanswered: the one that asked, or else runs, and those behind it.
 
         As late as can be: cells that come to the kernel afterwards are lost with it.
         """
-        keeper = self._keeper
         asked = {"cell": self._cell} if self._cell is not None else {}
-        if not keeper.launch.agent or keeper.channel is None:
+        if self._agent is None:
             return asked
-        channel = keeper.channel
-        try:
-            found: dict[str, Any] = await channel.call("interrupted", {}, 2.0)
-        except AgentSilent:
-            found = channel.asked  # a call into C keeps Python's lock: nobody there can say what waits behind it
+        found = await self._ask("interrupted", _ASKED)
+        if found is None:
+            found = self._agent.asked  # a call into C keeps Python's lock: nobody there can say what waits behind it
         return {**found, **asked, "from_outside": not asked}
+
+    @property
+    def _agent(self) -> AgentChannel | None:
+        return self._keeper.channel if self._keeper.launch.agent else None
+
+    async def _ask(self, what: str, seconds: float) -> Any:
+        """Have its agent do something, and return what it answers; None where it does not in time, or there is none."""
+        if self._agent is not None:
+            with contextlib.suppress(AgentSilent):
+                return await self._agent.call(what, {}, seconds)
+        return None
 
 
 def _alone(snapshot: Snapshot) -> str:
