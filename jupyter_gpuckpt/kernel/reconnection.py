@@ -254,19 +254,25 @@ class Reconnection:
             self._look_who_was_cut_off()  # it runs on, and was not told so yet
         if not self._clients:
             return
-        heard = is_heard()
+        run, heard = self._run_of_requests, is_heard()
         if heard or not self._waited_in_vain:
             self._waited_in_vain = True
             self._wait_for_clients(_LOOKING)
-        if heard:
+        if heard and self._run_of_requests == run:
             self._clients = {}
 
     def _wait_for_clients(self, seconds: float = COMING_BACK) -> None:
-        """Wait for as many connections as the channels (named as in a connection file) had before the restore."""
-        app = self._agent.kernel.parent
+        """Wait for as many connections as the channels (named as in a connection file) had before the restore.
+
+        A snapshot may be of a kernel that waits here: a restored one goes on from there, and has other clients.
+        """
+        run, app = self._run_of_requests, self._agent.kernel.parent
         expected = {getattr(app, channel): count for channel, count in self._clients.items()}
-        gone = self._agent.leaving.is_under_way
-        if wait_for_peers(expected, encrypted=rebinding.is_encrypted(app), connecting=seconds, unless=gone):
+
+        def in_vain() -> bool:
+            return self._agent.leaving.is_under_way() or self._run_of_requests != run
+
+        if wait_for_peers(expected, encrypted=rebinding.is_encrypted(app), connecting=seconds, unless=in_vain):
             self._clients = {}
 
     def _answer_restored(self, asked: Asked, account: show.Restored, *, stops: bool) -> None:

@@ -327,6 +327,23 @@ def until_another_cell_runs(resumed):
         assert cell.answer()["ename"] == "RestoreFailed"
 
 
+def test_one_that_was_saved_while_it_waited_for_clients_waits_for_those_it_has_now(notebook: Notebook) -> None:
+    """While its client does not look at its outputs, it waits for two seconds: after a restore, and before a cell."""
+    client = notebook.client
+    notebook.run("import jupyter_gpuckpt, time; jupyter_gpuckpt.before_save(lambda: time.sleep(0.9))")
+    with notebook.keeper as keeper:
+        keeper.request("save", {"name": "here"})
+        keeper.request("restore", {"name": "here"})
+        time.sleep(1.5)
+        waiting = client.execute("1")
+        keeper.request("save", {"name": "waiting"})  # when half a second of the second wait is left
+        keeper.request("restore", {"name": "waiting"})
+        client.execute("print('heard')")
+    time.sleep(0.9)
+    notebook.until_printed("heard")
+    assert client.get_shell_msg(timeout=PATIENCE)["parent_header"]["msg_id"] == waiting
+
+
 @pytest.fixture
 def of_server(folders: None) -> Iterator[Notebook]:
     """A kernel of a manager of many, as servers have one; a client of its own looks at it."""
