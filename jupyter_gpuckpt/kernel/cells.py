@@ -251,8 +251,12 @@ class Cells:
         return [[bytes(frame) for frame in frames] for frames in waiting]
 
     def come_back(self) -> None:
-        """Note which cell goes on in a kernel that was just restored; others may run before that one is adopted."""
+        """Note which cell goes on in a kernel that was just restored; others may run before that one is adopted.
+
+        What the kernel that was saved had to answer yet, it has answered.
+        """
         self._saved = self._running[-1] if self._running else None
+        self._owed.clear()
 
     def adopt(self, asked: Asked) -> bool:
         """Make the cell that was saved in its middle answer what was asked; False where none was, or it has ended."""
@@ -294,10 +298,16 @@ class Cells:
 
         def do() -> None:
             with self._kernel.agent.leaving.replying():
-                answer(asked, *args)
-                self._owed.remove(asked)
+                if self._is_owed(asked):
+                    answer(asked, *args)
+                    self._owed.remove(asked)
 
         self._kernel.in_main_loop(do)
+
+    def _is_owed(self, asked: Asked) -> bool:
+        """Tell whether this kernel owes an answer, and is not a restored one: there, the one that was saved gave it."""
+        self._kernel.agent.reconnection.until_known()
+        return any(one is asked for one in self._owed)
 
     def _answer(self, asked: Asked, error: dict[str, Any] | None) -> None:
         kernel = self._kernel
@@ -323,12 +333,13 @@ class Cells:
         """Execute the requests that waited behind the cell that asked, as if they came now."""
         for frames in asked.get("queued", []):
             self._taken.add(self._id_of(frames))
-            self._owed.append(asked := {"queued": [frames]})
-            self._kernel.in_main_loop(self._take, asked, [bytes.fromhex(frame) for frame in frames])
+            self._owed.append(one := {"queued": [frames]})
+            self._kernel.in_main_loop(self._take, one)
 
-    async def _take(self, asked: Asked, frames: list[bytes]) -> None:
-        await self._kernel.take_request(frames)
-        self._owed.remove(asked)
+    async def _take(self, asked: Asked) -> None:
+        if self._is_owed(asked):
+            await self._kernel.take_request([bytes.fromhex(frame) for frame in asked["queued"][0]])
+            self._owed.remove(asked)
 
     def refuse_queued(self, asked: Asked) -> None:
         """Answer the requests that waited behind the cell as aborted, as after an error."""

@@ -299,19 +299,22 @@ def test_its_own_answer_comes_where_the_kernel_stays(criu: Criu, notebook: Noteb
     assert notebook.value("ended.exists()") == "True"
 
 
-def test_what_a_restored_kernel_has_to_answer_yet_is_answered_after_the_next_restore(
-    notebook: Notebook, tmp_path: Path
-) -> None:
-    """Another client's cell runs before the kernel comes to that."""
-    back, begun = tmp_path / "back", tmp_path / "begun"
-    notebook.run(f"""
+_BUSY_WHEN_IT_ANSWERS = """
 import pathlib, time, jupyter_gpuckpt
-back, begun = pathlib.Path({str(back)!r}), pathlib.Path({str(begun)!r})
+back, begun, go, ran = map(pathlib.Path, {paths})
 @jupyter_gpuckpt.after_restore
 def until_another_cell_runs(resumed):
     back.touch() if resumed.restored else None
     while resumed.restored and not begun.exists(): time.sleep(0.01)
-""")
+"""
+
+
+def test_what_a_restored_kernel_has_to_answer_yet_is_answered_after_the_next_restore(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    """Another client's cell runs before the kernel comes to that."""
+    back, begun, go, ran = (tmp_path / name for name in ("back", "begun", "go", "ran"))
+    notebook.run(_BUSY_WHEN_IT_ANSWERS.format(paths=[*map(str, (back, begun, go, ran))]))
     with notebook.keeper as keeper:
         keeper.request("save", {"name": "here"})
     with connected(notebook.manager.connection_file) as other:
@@ -325,6 +328,26 @@ def until_another_cell_runs(resumed):
             keeper.request("restore", {"name": "here"})
         assert next_cell.answer()["ename"] == "RestoreFailed"
         assert cell.answer()["ename"] == "RestoreFailed"
+
+
+def test_what_a_restored_kernel_had_to_execute_yet_is_not_executed_again(notebook: Notebook, tmp_path: Path) -> None:
+    """It is saved before it comes to that; the kernel that goes on executes it."""
+    back, begun, go, ran = (tmp_path / name for name in ("back", "begun", "go", "ran"))
+    notebook.run(_BUSY_WHEN_IT_ANSWERS.format(paths=[*map(str, (back, begun, go, ran))]))
+    with notebook.keeper as keeper:
+        keeper.request("save", {"name": "here"})
+    with connected(notebook.manager.connection_file) as other:
+        cells = [Asked(notebook, "%gpuckpt restore here"), Asked(notebook, "ran.open('a').write('once ')")]
+        wait_until(back.exists)
+        cells.append(Asked(other, "begun.touch()\nwhile not go.exists(): time.sleep(0.01)"))
+        wait_until(begun.exists)
+        with notebook.keeper as keeper:
+            keeper.request("save", {"name": "before"})
+            go.touch()
+            assert [cell.answer()["status"] for cell in cells] == ["ok", "ok", "ok"]
+            keeper.request("restore", {"name": "before"})
+    notebook.run("1")
+    assert ran.read_text() == "once "
 
 
 def test_one_that_was_saved_while_it_waited_for_clients_waits_for_those_it_has_now(notebook: Notebook) -> None:

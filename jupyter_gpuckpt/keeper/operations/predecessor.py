@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...client.in_progress import RestoreInProgress
+from ...errors import GpuckptError
 from ...freeze import cuda, images
 from ...linux import memory
 from ...linux.foreign_sockets import SharedPorts
@@ -181,9 +182,9 @@ class Predecessor:
         if self._shared is not None:
             self._shared.turn_back()
         await self._unshare()
+        self._keeper.state.operation = None
         if self._told_to_leave:
             await self._ask("stays", _LAST_WORDS)
-        self._keeper.state.operation = None
 
     def _count_clients(self) -> None:
         """Count the clients that the other one is to wait for: those that were sent away come to it, as do new ones."""
@@ -222,11 +223,16 @@ class Predecessor:
         return self._keeper.channel if self._keeper.launch.agent else None
 
     async def _ask(self, what: str, seconds: float) -> Any:
-        """Have its agent do something, and return what it answers; None where it does not in time, or there is none."""
-        if self._agent is not None:
-            with contextlib.suppress(AgentSilent):
-                return await self._agent.call(what, {}, seconds)
-        return None
+        """Have its agent do something, and return what it answers; None where it cannot, or not in time."""
+        if self._agent is None:
+            return None
+        try:
+            return await self._agent.call(what, {}, seconds)
+        except AgentSilent:
+            return None
+        except GpuckptError as e:
+            log.warning("the kernel failed at %r: %s", what, e)
+            return None
 
 
 def _alone(snapshot: Snapshot) -> str:
