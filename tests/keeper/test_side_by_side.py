@@ -309,6 +309,7 @@ def until_another_cell_runs(resumed):
 """
 
 
+@pytest.mark.shared_kernel(False)  # its functions are called at every save and restore
 def test_what_a_restored_kernel_has_to_answer_yet_is_answered_after_the_next_restore(
     notebook: Notebook, tmp_path: Path
 ) -> None:
@@ -330,6 +331,7 @@ def test_what_a_restored_kernel_has_to_answer_yet_is_answered_after_the_next_res
         assert cell.answer()["ename"] == "RestoreFailed"
 
 
+@pytest.mark.shared_kernel(False)  # its functions are called at every save and restore
 def test_what_a_restored_kernel_had_to_execute_yet_is_not_executed_again(notebook: Notebook, tmp_path: Path) -> None:
     """It is saved before it comes to that; the kernel that goes on executes it."""
     back, begun, go, ran = (tmp_path / name for name in ("back", "begun", "go", "ran"))
@@ -350,6 +352,7 @@ def test_what_a_restored_kernel_had_to_execute_yet_is_not_executed_again(noteboo
     assert ran.read_text() == "once "
 
 
+@pytest.mark.shared_kernel(False)  # its functions are called at every save and restore
 def test_one_that_was_saved_while_it_waited_for_clients_waits_for_those_it_has_now(notebook: Notebook) -> None:
     """While its client does not look at its outputs, it waits for two seconds: after a restore, and before a cell."""
     client = notebook.client
