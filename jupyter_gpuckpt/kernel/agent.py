@@ -188,7 +188,7 @@ class Agent:
             "identity": self.reconnection.identity,
             "interrupted": self._interrupted,
             "leaves": self.leaving.begin,
-            "stays": self.leaving.stay,
+            "stays": self._stays,
             "resumed": self.reconnection.resumed,
             "woken": self.reconnection.woken,
             "answer": self.reconnection.answer,
@@ -214,7 +214,7 @@ class Agent:
         hears_more = comes_back and self.reconnection.is_coming_back()
         if not hears_more:
             self.later(self._after_broken_save)
-            self.later(self.leaving.stay)
+            self.later(self._stays)
         # The new keeper passes over every request that comes before the reply: these, and no others, end here.
         with self._channel.sending:
             if not hears_more:
@@ -292,6 +292,12 @@ class Agent:
     def _after_sleep(self) -> None:
         for fault in self.sleeping.after_sleep():
             print(fault, file=sys.stderr)
+
+    def _stays(self) -> None:
+        """No other kernel takes the place of this one after all."""
+        if self.leaving.is_under_way():
+            self.reconnection.expect(self.leaving.clients)
+            self.leaving.stay()
 
     def _interrupted(self) -> Asked:
         self.cells.announce("restoring")

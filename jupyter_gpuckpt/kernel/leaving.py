@@ -31,7 +31,8 @@ class Leaving:
         self._stays = threading.Event()
         self._stays.set()
         self._replying: set[int] = set()
-        self._clients: Counter[int] = Counter()
+        self.clients: Counter[int] = Counter()
+        """How many there were when it was told to leave, by local port."""
 
     def is_under_way(self) -> bool:
         """Tell whether the kernel is about to be given up."""
@@ -40,7 +41,7 @@ class Leaving:
     def begin(self) -> None:
         """Begin and answer nothing from now on; return when all that was said before is on its way to the clients."""
         encrypted = is_encrypted(self._kernel.parent)
-        self._clients = introduced(encrypted=encrypted)
+        self.clients = introduced(encrypted=encrypted)
         self._stays.clear()
         deadline = time.monotonic() + _ON_ITS_WAY
         while self._replying and time.monotonic() < deadline:
@@ -58,7 +59,7 @@ class Leaving:
 
     def stay(self) -> None:
         """Go on, as soon as the clients that were disconnected are back."""
-        wait_for_peers(self._clients, encrypted=is_encrypted(self._kernel.parent), connecting=COMING_BACK)
+        wait_for_peers(self.clients, encrypted=is_encrypted(self._kernel.parent), connecting=COMING_BACK)
         self._stays.set()
 
     def wait(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,6 +243,13 @@ class Reconnection:
             self._clients = from_json(dict[str, int], json.loads((self._run_dir / settings.CUT_OFF).read_text()))
             self._waited_in_vain = False
 
+    def expect(self, clients: Mapping[int, int]) -> None:
+        """Have the next requests wait for so many clients, by local port: they were disconnected."""
+        app = self._agent.kernel.parent
+        channels = ("shell_port", "iopub_port", "stdin_port")
+        self._clients = {channel: clients.get(getattr(app, channel), 0) for channel in channels}
+        self._waited_in_vain = False
+
     def request_came(self, is_heard: Callable[[], bool]) -> None:
         """Wait, before the first request after a restore, for clients to hear what comes of it (called by the kernel).
 
@@ -258,7 +265,7 @@ class Reconnection:
         if heard or not self._waited_in_vain:
             self._waited_in_vain = True
             self._wait_for_clients(_LOOKING)
-        if heard and self._run_of_requests == run:
+        if heard and self._run_of_requests == run and not self._agent.leaving.is_under_way():
             self._clients = {}
 
     def _wait_for_clients(self, seconds: float = COMING_BACK) -> None:
