@@ -56,6 +56,7 @@ log = logging.getLogger("gpuckpt.keeper")
 _NOT_HIBERNATED = "The {kernel} was not hibernated; it keeps running."
 _LOOK = 0.1  # how often a kernel on its way to the disk looks whether a cell has come, in seconds
 _LETTING_GO = 2.0  # how long clients have to close their connections, in seconds
+_HAS_ENDED = FileNotFoundError, ProcessLookupError  # what `Connections` fails with where the kernel ends just then
 _NAME = 60  # how much of a notebook's name is in a snapshot's
 
 
@@ -192,13 +193,18 @@ def _received(keeper: Keeper) -> dict[int, int] | None:
     kernel = keeper.namespace().outer(keeper.state.kernel_pid)
     if kernel is None:
         return None
-    with contextlib.closing(Connections(kernel, _for_cells(keeper))) as connections:
+    with contextlib.suppress(*_HAS_ENDED), contextlib.closing(Connections(kernel, _for_cells(keeper))) as connections:
         return connections.received()
+    return None
 
 
 def _for_cells(keeper: Keeper) -> set[int]:
     connection = ports.of_connection_file(keeper.launch.connection_file)
     return {connection["shell_port"], connection["stdin_port"]}
+
+
+def _lost() -> KernelLost:
+    return KernelLost("The {kernel} ended while it was hibernated.", "", "{Restart}.")
 
 
 def _busy() -> Busy:
@@ -213,13 +219,16 @@ async def _make_sure(keeper: Keeper, manifest: Manifest, said: KernelReplies | N
     await asyncio.to_thread(keeper.take_lease, manifest.id)
     kernel = keeper.namespace().outer(keeper.state.kernel_pid)
     if kernel is None:
-        raise KernelLost("The {kernel} ended while it was hibernated.", "", "{Restart}.")
+        raise _lost()
     clients = dict[str, int]()
     if how != "end":
         clients = await asyncio.to_thread(ports.peers, keeper.launch.connection_file, kernel)
     if not how:
         # Nothing may come between this and the kernel's end, and what has come until now counts.
-        connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))
+        try:
+            connections = await asyncio.to_thread(Connections, kernel, _for_cells(keeper))
+        except _HAS_ENDED:
+            raise _lost() from None
         try:
             if connections.unread():
                 raise _busy()  # while nobody was cut off
