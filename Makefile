@@ -39,16 +39,12 @@ demo: setup
 # Where this is set, as in many containers, each of the thousands of processes of the tests would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What comes before the tests takes one processor each: two at a time.
-test:
-	@$(MAKE) --no-print-directory --jobs=2 lint setup labextension $(BIN)/chromium
+test: setup
 	@test -e /dev/nvidiactl && echo 'The tests marked gpu run by themselves: make test-gpu' || \
 		echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
-	@$(MAKE) --no-print-directory .venv/pods/ready || echo 'The tests of pods do not run here: there is no podman.'
 	@echo 'The tests run in parts, four at once; what each says comes when it ends (25 to 60 minutes on two processors) ...'
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going \
-		$$(test ! -e .venv/pods/ready || echo test-podman) $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going lint test-podman $(PARTS)
 
 # Four at once, since a part waits much: for a kernel, for criu, for a page. The longest begins first, the shortest last.
 PARTS := test-keeper-c test-lab test-broker test-server test-store test-keeper-s test-keeper-d test-jobs test-kernel-p \
@@ -67,16 +63,24 @@ test-kernel-a: THESE = $(wildcard tests/kernel/test_[a-o]*.py)
 test-kernel-p: THESE = $(wildcard tests/kernel/test_[p-z]*.py)
 test-server: THESE = tests/server
 test-store: THESE = tests/store
-test-podman: THESE = tests/pods/test_pods.py
 # Those with a target of their own, and tests/gpu, which says why it does not run where there is no GPU.
 APART := hub kubernetes pods programs shared_store slurm $(if $(wildcard /dev/nvidiactl),gpu)
 IN_PARTS := broker cli jobs keeper kernel lab server store
 test-others: THESE = $(patsubst %,--ignore=tests/%,$(APART) $(IN_PARTS))
 
+test-lab test-server test-others: labextension
+test-lab: $(BIN)/chromium
+
 .PHONY: $(PARTS) test-podman
-$(PARTS) test-podman:
+$(PARTS):
 	@echo '$@:'
 	@$(BIN)/python -m pytest $(THESE)
+
+# After the other that may be installed: apt-get does one thing at a time.
+test-podman: | $(BIN)/chromium
+	@echo '$@:'
+	@if $(MAKE) --no-print-directory .venv/pods/ready; then $(BIN)/python -m pytest tests/pods/test_pods.py; \
+		else echo 'The tests of pods do not run here: there is no podman.'; fi
 
 # Not beside anything else: several programs at a GPU at once make its driver 20 to 40 times slower.
 test-gpu: setup
