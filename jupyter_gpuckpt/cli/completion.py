@@ -69,6 +69,7 @@ def _nothing(**_: Any) -> Iterable[str]:
 
 def _snapshots(parsed_args: argparse.Namespace, **_: Any) -> Mapping[str, str]:
     """Return the names of snapshots, and their notes; after a kernel its own, those typed already left out."""
+    from ..kernel.tables import printable
     from ..snapshots.summary import listing
     from ..spelling import in_a_terminal
     from ..store import Store
@@ -76,7 +77,7 @@ def _snapshots(parsed_args: argparse.Namespace, **_: Any) -> Mapping[str, str]:
     with contextlib.suppress(GpuckptError, OSError):
         found = listing(Store(getattr(parsed_args, "store", None) or settings.store_dir()), in_a_terminal).snapshots
         given = getattr(parsed_args, "names", None) or ()
-        return {one.label: one.message for one in found if one.label not in given}
+        return {one.label: printable(one.message) for one in found if one.label not in given}
     return {}
 
 

@@ -16,13 +16,12 @@ from typing import Any, TextIO
 from ..checked import to_json
 from ..errors import Cancelled, GpuckptError, NoSuchKernel, NoSuchSnapshot, Unavailable
 from ..kernel.show import progress_text
-from ..kernel.tables import Marked, Shown
+from ..kernel.tables import Marked, Shown, printable
 from ..kernel.words import Usage
 from ..operations.pace import Pace
 from ..operations.results import Progress as Report
 from ..spelling import in_a_terminal
 from . import terminal
-from .terminal import printable
 
 DONE, FAILED, USAGE, NOT_FOUND, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 

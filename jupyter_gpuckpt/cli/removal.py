@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import GpuckptError, Refused
 from ..kernel import show
+from ..kernel.tables import printable
 from ..store import Store
-from .terminal import printable
 
 __all__ = ["remove"]
 

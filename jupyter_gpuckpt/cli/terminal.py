@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
-from ..kernel.tables import Line, Marked, Meaning
+from ..kernel.tables import Line, Marked, Meaning, one_line, printable
 
-__all__ = ["has_colours", "in_pager", "painted", "printable", "width"]
+__all__ = ["has_colours", "in_pager", "painted", "width"]
 
 _COLOURS: Mapping[Meaning, str] = {
     "here": "1;32",
@@ -26,15 +26,6 @@ _COLOURS: Mapping[Meaning, str] = {
 """The usual ones, so that they can be read on light and on dark terminals: bold, green, yellow, red, faint."""
 _LESS = {"LESS": "FRX", "LV": "-c"}
 """As git has it: end at once where there is room for all, show colours, and leave the text on the terminal."""
-
-
-def printable(text: str) -> str:
-    """Return the text without control characters: messages and notebooks' names must not steer a terminal."""
-    lines = (
-        line if line.isprintable() else "".join(c if c.isprintable() else " " for c in line)
-        for line in text.split("\n")
-    )
-    return "\n".join(lines)
 
 
 def width(stream: TextIO | None) -> int | None:
@@ -54,7 +45,7 @@ def painted(lines: Iterable[Line], *, colours: bool) -> str:
 
 
 def _painted(piece: str, colours: bool) -> str:
-    text = printable(piece).replace("\n", " ")
+    text = printable(one_line(piece))
     return f"\x1b[{_COLOURS[piece.meaning]}m{text}\x1b[0m" if colours and isinstance(piece, Marked) else text
 
 

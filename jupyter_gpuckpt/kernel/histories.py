@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..operations.results import Summary
 from .show import here_text, label_of, moment
-from .tables import Line, Marked, Shown
+from .tables import Line, Marked, Shown, one_line
 
 __all__ = ["Histories"]
 
@@ -28,10 +28,10 @@ class Histories(Shown):
         faults: Sequence[str] = (),
     ) -> None:
         self._lines: list[Line] = _histories(found, here, older) or [["No snapshots yet."]]
-        self._lines += [[fault] for fault in faults]
+        self._lines += [[line] for fault in faults for line in fault.split("\n")]
 
     def text(self) -> str:
-        return "\n".join(map("".join, self._lines))
+        return "\n".join(one_line("".join(line)) for line in self._lines)
 
     def lines(self, width: int) -> list[Line]:
         del width  # a terminal breaks what is too long

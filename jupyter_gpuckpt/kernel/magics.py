@@ -44,7 +44,7 @@ from .hooks import generation_id
 from .magic_parser import help_of, help_of_all, parser_of_lines
 from .requests import Afterwards
 from .stopping import end_cell
-from .tables import Blocks, Listing
+from .tables import Blocks, Listing, printable
 from .words import Usage
 
 _IN_A_TERMINAL = frozenset(
@@ -107,7 +107,8 @@ class Gpuckpt:
             return self._run(line)
         except GpuckptError as e:
             # IPython asks an exception whether it wants to draw itself.
-            e._render_traceback_ = lambda *_, text=str(e): text.splitlines()  # type: ignore[attr-defined]
+            text = printable(str(e))
+            e._render_traceback_ = lambda *_, text=text: text.splitlines()  # type: ignore[attr-defined]
             raise
 
     def _run(self, line: str) -> Any:
@@ -258,7 +259,7 @@ class Gpuckpt:
     def _note(self, args: argparse.Namespace) -> None:
         request = _of_store(args.store, name=args.name, message=" ".join(args.message))
         noted = self._keeper().keeper.request(Note, request)
-        print(f"{args.name}: {noted.message or 'no note'}")
+        print(printable(f"{args.name}: {noted.message or 'no note'}"))
 
     def _pin(self, args: argparse.Namespace) -> None:
         self._keeper().keeper.request(Pin, _of_store(args.store, name=args.name, pinned=True))

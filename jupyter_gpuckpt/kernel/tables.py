@@ -6,7 +6,7 @@ import html
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, TypeAlias
 
-__all__ = ["Blocks", "Line", "Listing", "Marked", "Meaning", "Shown", "details"]
+__all__ = ["Blocks", "Line", "Listing", "Marked", "Meaning", "Shown", "details", "one_line", "printable"]
 
 Meaning: TypeAlias = Literal["here", "good", "busy", "bad", "quiet", "word"]
 Line: TypeAlias = Sequence[str]
@@ -23,6 +23,20 @@ class Marked(str):
         made = super().__new__(cls, text)
         made.meaning = meaning
         return made
+
+
+def printable(text: str) -> str:
+    """Return the text without control characters: notes and notebooks' names must not steer what they are shown in."""
+    lines = (
+        line if line.isprintable() else "".join(c if c.isprintable() else " " for c in line)
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    """Return the text without line breaks: none may look like another row."""
+    return text.replace("\n", " ")
 
 
 class Shown:
@@ -49,10 +63,10 @@ class Shown:
 
     def mime(self) -> dict[str, str]:
         """Return the two representations, by MIME type."""
-        return {"text/plain": self.text(), "text/html": self.html()}
+        return {"text/plain": repr(self), "text/html": printable(self.html())}
 
     def __repr__(self) -> str:
-        return self.text()
+        return printable(self.text())
 
     def _ipython_display_(self) -> None:
         from IPython.core.getipython import get_ipython
@@ -97,7 +111,7 @@ class Listing(Shown):
         columns = []
         for column in self._columns():
             width = _width(column)
-            columns.append([cell.ljust(width) for cell in column])
+            columns.append([one_line(cell).ljust(width) for cell in column])
         lines = [line.rstrip() for line in map(_GAP.join, zip(*columns, strict=True))]
         return "\n".join(lines + self._faults)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,18 @@ def test_the_panel_says_what_it_needs(notebook: Notebook) -> None:
     answer = notebook.fails("%gpuckpt panel")
     assert answer.ename == "Unavailable"
     assert "Run `pip install anywidget`" in answer.text
+
+
+def test_a_note_steers_nothing_that_it_is_shown_in(notebook: Notebook) -> None:
+    """Such as the terminal of `jupyter console`; nor does it look like another snapshot's line."""
+    note = "\x1b]0;title\x07\x1b[2Jnote\n* faked (here)\u202eeman"
+    save = f"save evil -m {shlex.quote(note)}"
+    notebook.run(f"get_ipython().run_line_magic('gpuckpt', {save!r})")
+    assert Store(store()).get("evil").message == note
+    for verb in ("list", "log", "show evil", "restore evil"):
+        answer = notebook.run(f"%gpuckpt {verb}")
+        assert "faked" in answer.text, verb
+        for shown in (*answer.shown, *answer.html):
+            assert [sign for sign in shown if not sign.isprintable() and sign != "\n"] == [], verb
+        if verb in ("list", "log"):
+            assert not any(line.startswith("* faked") for line in answer.text.splitlines())
