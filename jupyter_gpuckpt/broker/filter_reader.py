@@ -7,11 +7,15 @@ import ctypes
 import os
 import time
 
+from ..linux import processes
+
 __all__ = ["filter_of"]
 
 _SEIZE, _INTERRUPT, _DETACH, _GET_FILTER = 0x4206, 0x4207, 17, 0x420C  # linux/ptrace.h
 _WALL = 0x40000000
 _TIMEOUT, _LOOK = 5.0, 0.0005  # seconds
+_UNTRACED = 3
+"""How many tries in a row fail, without a tracer to be seen, until it is clear that it was not another one's turn."""
 _INSTRUCTION = 8  # bytes, struct sock_filter
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -26,10 +30,10 @@ def filter_of(pid: int) -> bytes:
 
     Raises
     ------
-    OSError : it has none, has ended, or is traced by another.
+    OSError : it has none, has ended, or is traced by another for seconds.
     TimeoutError : it did not stop. It is traced until this process ends.
     """
-    _ptrace(_SEIZE, pid)
+    _seize(pid)
     _ptrace(_INTERRUPT, pid)
     _wait_for_stop(pid)
     try:
@@ -39,6 +43,21 @@ def filter_of(pid: int) -> bytes:
     finally:
         with contextlib.suppress(ProcessLookupError):
             _ptrace(_DETACH, pid)
+
+
+def _seize(pid: int) -> None:
+    """Trace a process, which only one can at a time: several requests of one client are served at once."""
+    deadline, untraced = time.monotonic() + _TIMEOUT, 0
+    while True:
+        try:
+            _ptrace(_SEIZE, pid)
+        except PermissionError:
+            untraced = 0 if processes.status(pid)["TracerPid"] != "0" else untraced + 1
+            if untraced >= _UNTRACED or time.monotonic() > deadline:
+                raise
+        else:
+            return
+        time.sleep(_LOOK)
 
 
 def _wait_for_stop(pid: int) -> None:
