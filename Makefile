@@ -39,7 +39,8 @@ demo: setup
 # Where this is set, as in many containers, each of the thousands of processes of the tests would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-test: setup
+test:
+	@$(MAKE) --no-print-directory --jobs=2 setup labextension $(BIN)/chromium
 	@test -e /dev/nvidiactl && echo 'The tests marked gpu run by themselves: make test-gpu' || \
 		echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
@@ -68,16 +69,12 @@ APART := hub kubernetes pods programs shared_store slurm $(if $(wildcard /dev/nv
 IN_PARTS := broker cli jobs keeper kernel lab server store
 test-others: THESE = $(patsubst %,--ignore=tests/%,$(APART) $(IN_PARTS))
 
-test-lab test-server test-others: labextension
-test-lab: $(BIN)/chromium
-
 .PHONY: $(PARTS) test-podman
 $(PARTS):
 	@echo '$@:'
 	@$(BIN)/python -m pytest $(THESE)
 
-# After the other that may be installed: apt-get does one thing at a time.
-test-podman: | $(BIN)/chromium
+test-podman:
 	@echo '$@:'
 	@if $(MAKE) --no-print-directory .venv/pods/ready; then $(BIN)/python -m pytest tests/pods/test_pods.py; \
 		else echo 'The tests of pods do not run here: there is no podman.'; fi
