@@ -11,7 +11,7 @@ from ..checked import to_json
 from ..errors import GpuckptError
 from ..operations import results
 from ..spelling import Spell, in_a_cell
-from .tables import Blocks, Listing, Marked, Shown, details
+from .tables import Blocks, Listing, Marked, Shown, details, one_line
 
 _NAMED = 6
 """How many environment variables an account names."""
@@ -163,7 +163,7 @@ class Restored(Shown):
         self._follows = result.gpu_memory if result.lazy and self._answered is None else 0
 
     def text(self) -> str:
-        message = f" ({self._message})" if self._message else ""
+        message = f" ({one_line(self._message)})" if self._message else ""
         text = f"Restored {self.name}{message}, saved {moment(self._created)}, in {duration(self._seconds)}"
         if self._answered is not None:
             text += f"; it answered after {duration(self._answered)}"
