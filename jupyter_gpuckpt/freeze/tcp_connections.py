@@ -32,6 +32,8 @@ class Connections:
     alone : ends of those to a listening port of the tree, whose other end no process had: it was not accepted yet.
         They come back closed.
     outside : ends of those to other programs, which come back closed.
+
+    Those that both sides had closed, or one had reset, are in none of them: they were over before the save.
     """
 
     kept: list[Pair]
@@ -53,6 +55,8 @@ def connections(images: Path, but_at: Collection[int], *, may_keep: bool) -> Con
     for end in ends:
         other = by_address.get((end.there, end.here))
         if other is None or other is end:
+            if end.state == TCP_CLOSE:
+                continue
             other = _gone(end)
             if may_keep and end.state == TCP_CLOSE_WAIT and _can_come_back(images, end, other, listening):
                 found.kept.append(_ordered(end, other, listening))

@@ -192,6 +192,21 @@ def test_what_a_process_sent_before_it_ended_can_still_be_read(notebook: Noteboo
         assert "TCP" not in notebook.run("%gpuckpt restore here").text
 
 
+def test_a_connection_that_was_over_before_the_save_is_not_spoken_of(notebook: Notebook) -> None:
+    notebook.run("""
+        import socket, struct
+        listener = socket.create_server(("127.0.0.1", 0))
+        def pair():
+            return socket.create_connection(listener.getsockname()), listener.accept()[0]
+        (one, reset), (other, closed) = pair(), pair()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)); one.close()
+        other.close(); closed.shutdown(socket.SHUT_WR)
+    """)
+    notebook.run("%gpuckpt save here")
+    assert "TCP" not in notebook.run("%gpuckpt restore here").text
+    assert notebook.value("reset.recv(1), closed.recv(1)") == "b'' b''"
+
+
 def test_an_outside_program_that_has_said_all_and_still_listens_is_cut_and_named(notebook: Notebook) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         notebook.run(f"import socket; outside = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))")
