@@ -51,10 +51,13 @@ def _seize(pid: int) -> None:
     while True:
         try:
             _ptrace(_SEIZE, pid)
-        except PermissionError:
-            untraced = 0 if processes.status(pid)["TracerPid"] != "0" else untraced + 1
-            if untraced >= _UNTRACED or time.monotonic() > deadline:
+        except PermissionError as e:
+            tracer = processes.status(pid)["TracerPid"]
+            untraced = untraced + 1 if tracer == "0" else 0
+            if untraced >= _UNTRACED:
                 raise
+            if time.monotonic() > deadline:
+                raise PermissionError(e.errno, f"process {tracer} traces it, such as a debugger or strace") from None
         else:
             return
         time.sleep(_LOOK)

@@ -52,7 +52,7 @@ def test_one_that_a_debugger_traces_is_waited_for_some_seconds(pid: int) -> None
     with other(_HOLD, pid) as holding:
         assert holding.stdout is not None
         assert holding.stdout.readline() == "held\n"
-        with pytest.raises(PermissionError):
+        with pytest.raises(PermissionError, match=f"process {holding.pid} traces it"):
             filter_of(pid)
         holding.communicate("")
         assert filter_of(pid)
