@@ -76,8 +76,8 @@ $(PARTS):
 
 test-podman:
 	@echo '$@:'
-	@if $(MAKE) --no-print-directory .venv/pods/ready; then $(BIN)/python -m pytest tests/pods/test_pods.py; \
-		else echo 'The tests of pods do not run here: there is no podman.'; fi
+	@$(MAKE) --no-print-directory .venv/pods/ready || echo 'The tests of pods do not run here: there is no podman.'
+	@test ! -e .venv/pods/ready || $(BIN)/python -m pytest tests/pods/test_pods.py
 
 # Not beside anything else: several programs at a GPU at once make its driver 20 to 40 times slower.
 test-gpu: setup
