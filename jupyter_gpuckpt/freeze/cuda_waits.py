@@ -17,15 +17,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..linux import proc
+from .driver_threads import is_drivers
 from .parking_channel import THREAD
 
 __all__ = ["CudaWaits", "Place"]
 
 _DRIVER = re.compile(r"/(libcuda\.so[.\d]*|(\.|lib)gpuckpt-parking\.so)( \(deleted\))?$")
 """Where calls wait: in the driver, or in front of it for the memory that is parked."""
-_OWN_THREADS = ("cuda", THREAD)
-"""How the driver's threads' names begin (``cuda-EvtHandlr`` and the like, driver 580.159), and our library's thread's
-name. They always wait there."""
 _NEAR = 2048
 """Bytes from the top of the stack in which a driver that waits is found: the frames of libc below it take some 300."""
 
@@ -86,7 +84,8 @@ def _waiting(pid: int, code: Sequence[tuple[int, int]]) -> list[Place]:
                 values = [at, *struct.unpack(f"={len(near) // 8}Q", near[: len(near) // 8 * 8])]
                 if not any(first <= value < last for value in values for first, last in code):
                     continue
-                if not proc.read(task / "comm").startswith(_OWN_THREADS):
+                # These always wait there: the driver's own, and our library's.
+                if not (is_drivers(task) or proc.read(task / "comm").startswith(THREAD)):
                     found.append((pid, int(task.name), stack, at))
     except OSError:  # it has ended
         pass

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..linux import proc
+from .driver_threads import is_drivers
 from .ptrace import Halt
 
 __all__ = ["main"]
@@ -25,8 +25,6 @@ __all__ = ["main"]
 _NAP = 0.002  # for how long those that were awake are let go on, in seconds
 _STOPS = 1.0
 """How long a thread that is told to stop has for it, in seconds: where the processors are busy, it waits for one."""
-_DRIVER = "cuda"
-"""How the driver names its threads: ``cuda-EvtHandlr`` and the like (driver 580.159)."""
 
 
 def main() -> None:
@@ -76,7 +74,7 @@ def _threads(pid: int) -> set[int]:
     found = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
-            if not proc.read(task / "comm").startswith(_DRIVER):
+            if not is_drivers(task):
                 found.add(int(task.name))
         except (FileNotFoundError, ProcessLookupError):
             continue

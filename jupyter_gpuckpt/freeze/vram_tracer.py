@@ -19,6 +19,7 @@ import sys
 import threading
 from pathlib import Path
 
+from .driver_threads import is_drivers
 from .populate import populate, resize
 from .ptrace import Call, Tracer
 
@@ -46,7 +47,7 @@ class _Diversion:
         print("tracing", flush=True)
         while call := tracer.next_call():
             with self._busy:
-                if _is_for_vram(call) and self._divert(tracer, call):
+                if self._is_for_vram(call) and self._divert(tracer, call):
                     return
                 tracer.go_on(call)
 
@@ -54,6 +55,15 @@ class _Diversion:
         """End this program; the process is in no call that was put in place of its own."""
         with self._busy:
             os._exit(0)
+
+    def _is_for_vram(self, call: Call) -> bool:
+        """Tell whether it is that of the driver's own threads: the program's run on, and may make such a one, too."""
+        if call.number != _MMAP or call.arguments[2] != _READ_WRITE or call.arguments[3] & _FOR_VRAM != _FOR_VRAM:
+            return False
+        try:
+            return is_drivers(Path(f"/proc/{self._pid}/task/{call.tid}"))
+        except OSError:
+            return False
 
     def _divert(self, tracer: Tracer, call: Call) -> bool:
         address, length, protection, flags = call.arguments[:4]
@@ -75,10 +85,6 @@ class _Diversion:
             return False
         tracer.answer(call, mapped)
         return True
-
-
-def _is_for_vram(call: Call) -> bool:
-    return call.number == _MMAP and call.arguments[2] == _READ_WRITE and call.arguments[3] & _FOR_VRAM == _FOR_VRAM
 
 
 def main(outside: str, inside: str, pid: str, name: str, size: str) -> None:

@@ -21,13 +21,14 @@ from jupyter_gpuckpt.linux import processes
 pytestmark = pytest.mark.skipif(not ptrace.is_supported(), reason="needs x86-64: elsewhere VRAM goes through criu")
 
 MIB = 1 << 20
-# 0x8022: MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, as libcuda's; a thread makes it, as in libcuda.
+# 0x8022: MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, as libcuda's; a thread of that name makes it, as in libcuda.
 PROGRAM = """
 import mmap, os, signal, sys, threading
 told = []
 signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
 def copy(size):
     global held
+    with open("/proc/thread-self/comm", "w") as name: name.write("cuda00010c00044")
     held = mmap.mmap(-1, size, flags=0x8022)
     held[:5], held[-5:] = b"first", b"final"
 def in_thread(size):
@@ -113,6 +114,7 @@ def test_other_mappings_and_those_of_later_are_left_alone(process: Process, file
     files.prepare({process.pid: ("77", 0)})
     with files.taking(process.pid):
         process.does("globals().update(other=mmap.mmap(-1, 5 << 20, flags=0x22))")
+        process.does("globals().update(own=mmap.mmap(-1, 6 << 20, flags=0x8022))")  # a thread of the program's
         process.does("[copy(4096), globals().update(first=held), copy(8192)]")
         wait_until(lambda: traced_by(process.pid) == {0}, what="who diverts the mapping still traces the process")
     process.does(f"globals().update(late=mmap.mmap(-1, {MIB}, flags=0x8022))")
