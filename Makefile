@@ -118,6 +118,7 @@ bench-gpu: setup
 	@$(BIN)/python -m benchmarks.kernel --cpu --gpu 40 --rounds 1 --json bench-gpu.json
 	@$(BIN)/python -m benchmarks.overhead
 	@$(BIN)/python -m benchmarks.changes --gpu 200 1200
+	@$(BIN)/python -m benchmarks.pauses
 	@$(BIN)/python -m benchmarks.programs --steps --json bench-steps.json
 	@$(BIN)/python -m benchmarks.programs --rounds 3 --json bench-programs.json
 

@@ -50,7 +50,7 @@ def _measure(begin: str) -> list[tuple[float, float, float]]:
             kernel.run(f"{cell}\nseen.append(digest())")
             frozen, durable, stored = kernel.save(f"s{n}")
             saves.append((frozen, durable, stored / 1e6))
-            print(f"  {what:24} {_shown(saves[-1])}", flush=True)
+            print(f"  {what:24} {_shown(saves[-1])}  threads paused {kernel.paused:5.3f} s", flush=True)
         for n in (len(_CHANGES) - 1, 3, 5, 0):
             began = time.perf_counter()
             kernel.run(f"%gpuckpt restore s{n} --discard")

@@ -29,6 +29,7 @@ class OurKernel:
         self.client = self._manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(60)
+        self.paused = 0.0
 
     @property
     def _folder(self) -> Path:
@@ -46,13 +47,15 @@ class OurKernel:
     def save(self, name: str = "benchmark") -> tuple[float, float, int]:
         """Save; return for how long the kernel was paused, how long the cell took (seconds), and the bytes stored.
 
-        The snapshot of this name is removed first: the disk need not hold it twice.
+        Where it uses a GPU, it counts as paused while it could not, as in the plain way; `paused` is for how long no
+        thread of it ran. The snapshot of this name is removed first: the disk need not hold it twice.
         """
         self.remove(name)
         began = time.perf_counter()
-        said = self.run(f"r = %gpuckpt save --wait {name}\nprint('RESULT', [r.frozen_seconds, int(r.restored)])")
+        figures = "[r.frozen_seconds, r.gpu_seconds or r.frozen_seconds, int(r.restored)]"
+        said = self.run(f"r = %gpuckpt save --wait {name}\nprint('RESULT', {figures})")
         seconds = time.perf_counter() - began
-        frozen, restored = json.loads(said.partition("RESULT ")[2])
+        self.paused, frozen, restored = json.loads(said.partition("RESULT ")[2])
         assert not restored
         return frozen, seconds, Store(settings.store_dir()).get(name).stored
 
@@ -80,6 +83,13 @@ class OurKernel:
     def run(self, code: str) -> str:
         """Execute a cell and return what it printed."""
         return run(self.client, code)
+
+    def look(self, expression: str) -> str:
+        """Return the representation of a value, without a cell of the user's."""
+        asked = self.client.execute("", silent=True, user_expressions={"said": expression})
+        while (reply := self.client.get_shell_msg(timeout=600))["parent_header"]["msg_id"] != asked:
+            pass
+        return str(reply["content"]["user_expressions"]["said"]["data"]["text/plain"])
 
     def close(self) -> None:
         """End it."""

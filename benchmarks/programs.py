@@ -83,6 +83,7 @@ class _Side:
         self.way, self._setup, self._start = way, setup, start
         self._kernel: PlainKernel | OurKernel | None = None
         self.frozen: list[float] = []
+        self.paused = 0.0
         self.first_cell: list[float] = []
         self.on_gpu = self.on_disk = 0
 
@@ -101,6 +102,7 @@ class _Side:
         kernel, before = self._kernel, self._value("digest()")
         saved = kernel.save()
         self.frozen.append(saved[0])
+        self.paused = kernel.paused if isinstance(kernel, OurKernel) else saved[0]
         self.on_disk = int(saved[-1])
         self._same("digest()", before, "after a save")
         steps = self._next_steps()
@@ -178,7 +180,9 @@ def _try(side: _Side, row: Row, alone: bool, timings: bool) -> None:
         return
     if alone:
         side.close(timings)
-    figures = f"frozen {side.frozen[-1]:.3f} s, first cell {side.first_cell[-1]:.3f} s"
+    figures = (
+        f"frozen {side.frozen[-1]:.3f} s (its threads {side.paused:.3f} s), first cell {side.first_cell[-1]:.3f} s"
+    )
     print(f"  {row.program}, {side.way}: {figures}, all is the same", file=sys.stderr, flush=True)
 
 

@@ -25,6 +25,7 @@ from typing import Literal
 from ..errors import DriverError, GpuckptError
 from ..linux.processes import inner_pid, outer_thread
 from . import ptrace
+from .cuda_waits import CudaWaits
 from .gpu_processes import ended
 from .holder_programs import start_holder
 from .line_program import LineProgram
@@ -49,6 +50,8 @@ parked, and the ranges of what is brought or awaited that are not zero."""
 WANTED, BORROWED, WRONG = "wanted", "borrowed", "wrong"
 """And which of them has the hashes of all chunks of what is brought, the ranges of it that were borrowed, and those
 that turned out to be wrong."""
+_PARKED_FREE = b"parked free"
+"""What a process says that has parked its memory, and could run on (parking.c); a restored one may be older."""
 _RANGE = struct.Struct("<QQ")
 """Where one begins, and its bytes."""
 
@@ -180,6 +183,8 @@ class Parking:
         self._elsewhere = elsewhere
         self.hashes = b""
         self._is_parked = file != "new"
+        self._can_run = self._runs = False
+        self._waits: CudaWaits | None = None
         self._file = outside / parked.file
         self._is_whole = file == "awaited" or (file == "kept" and self._file.exists())
         self._make_whole = make_whole
@@ -297,6 +302,7 @@ class Parking:
         """
         if self._channel.call(pid) is None:
             return None
+        self._waits = CudaWaits([pid])  # not in the pause: it reads all of its mappings
         seen = self._show(self._channel, [size for _, size in self.parked.places], b"see %d" % pid)
         if seen[:1] != [b"seen"]:
             log.warning("the GPU memory of process %d was not seen: %s", pid, self._holder.last_words())
@@ -391,7 +397,8 @@ class Parking:
     def park(self, pid: int, note: Callable[[Parked], None]) -> bool:
         """Have a process hand its memory over in which no Python code runs; tell whether it did.
 
-        Where it did, its threads are paused until `let_go`: nothing may use the GPU before it is checkpointed.
+        Where it did, its threads are paused until `let_go`, or `let_run`: nothing may use the GPU before it is
+        checkpointed.
         `note` is called before anything is handed over, with what is needed to give the memory back should this program
         die.
         """
@@ -406,17 +413,32 @@ class Parking:
             raise
         self._holder.tell(b"take %d %d" % (pid, self._socket))
         self._channel.say(f"park {self._places}")
+        nobody_inside = not (self._waits or CudaWaits([pid])).places()
         said = self._channel.hear(_TAKE_TIMEOUT)
-        if said != b"parked":
+        if said not in (b"parked", _PARKED_FREE):
             self.let_go()
             return self._not_parked(said.decode("ascii", "replace") or "no answer")
         self._is_parked = self._holds = True
+        self._can_run = nobody_inside and said == _PARKED_FREE
         return True
 
     @property
     def is_parked(self) -> bool:
         """Whether the process has handed its memory over, and not got it back."""
         return self._is_parked
+
+    def let_run(self) -> bool:
+        """Let the process run on while the driver has its GPU state, where it can, and tell whether it does.
+
+        It can where none of its threads was in a call of the driver's when they were paused: those that make one wait
+        at the gate, which has to be shut for them by now, and stay so until all is back. The driver must hold its calls
+        back, too.
+        """
+        if self._is_parked and self._can_run and not self._runs:
+            self._runs = True
+            self._channel.say("sleep")
+            self.let_go()
+        return self._runs
 
     def let_go(self) -> None:
         """Let the process's threads go on: no call of theirs reaches the GPU any more, or all is as it was."""
@@ -490,7 +512,7 @@ class Parking:
         self._holder.kill()
 
     def hold(self, pid: int, *, stay: bool = False) -> None:
-        """Hold the process's threads before its memory is given back, until `let_go`.
+        """Hold the process's threads before its memory is given back, until `let_go`; not where it runs (`let_run`).
 
         With `stay` all of it is paused (SIGSTOP), and goes on then, but for what is held; not to be able to hold them
         is a failure then.
@@ -501,6 +523,7 @@ class Parking:
         """
         if (
             self._is_parked
+            and not self._runs
             and not ended(pid)
             and not self._hold_still(pid, self.parked.thread, "hold-stopped" if stay else "hold-all")
         ):

@@ -62,10 +62,14 @@ class ReadyForSave:
     """The id of the one that has ended last; empty where one runs, or where its client did not tell it."""
     in_cell: bool = False
     """Whether one runs that does more than it has done by now."""
+    waits: bool = False
+    """Whether one runs that waits for the save: no other begins before the kernel was taken."""
     python: str | None = None
     ipykernel: str | None = None
     protocol: int | None = None
     """The agent's."""
+    told_if_automatic: bool = False
+    """Whether it may be told that a save is automatic; an agent of an older version may not."""
     rebinds: bool = False
     """Whether it can come back with another transport."""
     environment: dict[str, list[str]] = field(default_factory=dict)

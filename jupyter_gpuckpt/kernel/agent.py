@@ -226,7 +226,7 @@ class Agent:
         if self.saving:
             self._after_save(broken_off("save", "Save again.").as_dict())
 
-    def _before_save(self) -> dict[str, Any]:
+    def _before_save(self, *, automatic: bool = False) -> dict[str, Any]:
         debugger.refuse_stopped(self.kernel)
         self.saving = True
         self.cells.save_begins()
@@ -236,7 +236,7 @@ class Agent:
         if self.sleeping.is_asleep:
             about_gpu = self.housekeeping.before_save_asleep()
         else:
-            about_gpu = self.housekeeping.before_save(busy=self._is_busy())
+            about_gpu = self.housekeeping.before_save(busy=self._is_busy(), automatic=automatic)
         cpu_time.note()
         start_times.note()
         self._page_copies.note()
@@ -246,6 +246,7 @@ class Agent:
             "cells": self.executed.count,
             "cell": self.executed.last if self._is_after_cell() else "",
             "in_cell": self._goes_on_in_cell(),
+            "waits": self.keeper.awaited_by_cell(_PREPARED_FOR),
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
             "protocol": settings.AGENT_PROTOCOL,
@@ -255,6 +256,7 @@ class Agent:
             **variables.describe(self.kernel.shell),
             "own_ports": [self.child_output.port],
             "waited": {},
+            "told_if_automatic": True,
             "rebinds": rebinding.can_rebind(self.kernel),
         }
 

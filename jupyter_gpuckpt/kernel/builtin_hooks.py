@@ -35,11 +35,14 @@ class Housekeeping:
         self._peers: list[dict[str, Any]] = []
         self._were_together = False
 
-    def before_save(self, *, busy: bool) -> dict[str, Any]:
+    def before_save(self, *, busy: bool, automatic: bool = False) -> dict[str, Any]:
         """Make the kernel small and savable.
 
-        `busy` says whether a cell runs that does not wait for the save. Returns ``peers``: empty where no GPU of the
-        kernel had access to another's memory, and otherwise how much GPU memory it was found to have (`_gpu_memory`).
+        `busy` says whether a cell runs that does not wait for the save. For an `automatic` one, old garbage is not
+        looked for: that takes a tenth of a second in which no other thread runs.
+
+        Returns ``peers``: empty where no GPU of the kernel had access to another's memory, and otherwise how much GPU
+        memory it was found to have (`_gpu_memory`).
         All access is off now. None where that is left to the library, since a cell may need it until it is held still.
 
         Raises
@@ -57,7 +60,7 @@ class Housekeeping:
                 "Save from a cell (`%gpuckpt save NAME`), or when no cell is running.",
             )
         # A look at all objects writes to all of them: memory that the next save would take for changed.
-        gc.collect() if devices.are_used() else gc.collect(_LATELY)
+        gc.collect() if devices.are_used() and not automatic else gc.collect(_LATELY)
         _give_cached_vram_back()
         _end_compile_workers()
         # Other kernels write to the same file: a saved connection to it would not fit the file at a restore.

@@ -13,6 +13,8 @@ from ..operations import results
 from ..spelling import Spell, in_a_cell
 from .tables import Blocks, Listing, Marked, Shown, details, one_line
 
+_NOTICED = 0.01
+"""Seconds by which one pause has to be longer than another for both to be told."""
 _NAMED = 6
 """How many environment variables an account names."""
 
@@ -84,6 +86,7 @@ class Saved(Shown):
     size, gpu_memory : of the snapshot, in bytes.
     seconds : how long the save took; None in a restored kernel.
     frozen_seconds : for how long the kernel was paused.
+    gpu_seconds : for how long it could not use its GPUs; None without GPU state.
     """
 
     error: GpuckptError | None = None
@@ -107,6 +110,7 @@ class Saved(Shown):
         self.name, self.id, self.message = label_of(found), found.id, found.message
         self.created, self.size, self.gpu_memory = found.created, found.size, found.gpu_memory
         self.frozen_seconds, self.seconds = found.frozen_seconds or 0.0, found.seconds
+        self.gpu_seconds = found.gpu_seconds
         self.store, self._notes = found.store or "", found.notes
         self._who = "job" if found.job else "kernel"
 
@@ -119,7 +123,7 @@ class Saved(Shown):
             return f"Back at {self.name}, saved {moment(self.created)}."
         if self.error is not None:
             return f"{self.name} was NOT saved. {self.error}"
-        paused = duration(self.frozen_seconds)
+        paused = _paused(self.frozen_seconds, self.gpu_seconds)
         if self.progress is not None:
             far = how_far(self.progress, "Writing")
             return f"{self.name} captured ({self._who} paused {paused}). {far}; not safe until written."
@@ -128,6 +132,12 @@ class Saved(Shown):
         where = f" to {self.store}" if self.store else ""
         lines = [f"Saved {self.name}{where}: {size(self.size)}{gpu} {took}"]
         return "\n".join([*lines, *self._notes])
+
+
+def _paused(seconds: float, on_gpu: float | None) -> str:
+    """Say for how long a kernel was paused, and its work on GPUs where that was longer by more than one sees."""
+    longer = on_gpu is not None and on_gpu > seconds + _NOTICED
+    return duration(seconds) + (f", its GPU work for {duration(on_gpu)}" if on_gpu is not None and longer else "")
 
 
 def not_executed_again(cells: int) -> list[str]:
@@ -187,11 +197,12 @@ class Forked(Shown):
     warnings : what kernel and copies share.
     seconds : how long the fork took; None where restored.
     frozen_seconds : for how long the kernel was paused; None for a fork from a snapshot.
+    gpu_seconds : for how long it could not use its GPUs; None without GPU state, or for a fork from a snapshot.
     """
 
     def __init__(self, result: results.Forked | results.Restored) -> None:
         self.warnings, self.seconds = list(result.warnings), result.seconds
-        self.frozen_seconds = result.frozen_seconds
+        self.frozen_seconds, self.gpu_seconds = result.frozen_seconds, result.gpu_seconds
         self.kernels: list[dict[str, Any]] = []
         self._copies: Sequence[results.NewCopy] = ()
         self.copy: int | None = None
@@ -210,7 +221,8 @@ class Forked(Shown):
         if self.restored:
             return f"Back at {self._name}."
         many = f"{len(self._copies)} copies" if len(self._copies) > 1 else "one copy"
-        paused = f"; the kernel was paused for {duration(self.frozen_seconds)}" if self.frozen_seconds else ""
+        seconds = self.frozen_seconds
+        paused = f"; the kernel was paused for {_paused(seconds, self.gpu_seconds)}" if seconds else ""
         lines = [f"Forked: {many}, in {duration(self.seconds or 0)}{paused}."]
         for copy in self._copies:
             lines += fork_lines(copy)
@@ -470,7 +482,7 @@ def snapshot(found: results.Details) -> Listing:
             ("job", found.job),
             ("kernel", "" if found.job else found.kernel_id),
             ("processes", str(len(found.process.get("processes", ())) or "")),
-            ("paused for", "" if found.frozen_seconds is None else duration(found.frozen_seconds)),
+            ("paused for", "" if found.frozen_seconds is None else _paused(found.frozen_seconds, found.gpu_seconds)),
             ("GPUs", gpus),
             ("driver", str(found.cuda.get("driver") or "")),
             ("CRIU", str(found.machine.get("criu") or "")),

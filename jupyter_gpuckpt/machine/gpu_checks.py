@@ -118,7 +118,7 @@ def _parking() -> Check:
         "parking",
         built and parking(),
         "ready" if built and parking() else ("switched off" if built else "not built"),
-        "GPU memory is parked for a save: kernels are paused for about a second, however much memory they use.",
+        "GPU memory is parked for a save: GPU work waits for about a second then, however much memory there is.",
         "Unset GPUCKPT_PARKING where the Jupyter server starts."
         if built
         else "Install a C compiler (`apt-get install gcc`) and reinstall this package.",

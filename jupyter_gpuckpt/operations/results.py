@@ -118,6 +118,8 @@ class Summary:
     execution_count: int | None
     gpu_memory: int
     frozen_seconds: float | None
+    gpu_seconds: float | None = None
+    """For how long it could not use its GPUs; None without GPU state, or where unknown."""
     automatic: bool = False
     """Whether it was saved by itself after a cell, and nobody has given it another name."""
     cell: str = ""
@@ -496,6 +498,7 @@ class Taken:
     size: int
     gpu_memory: int
     frozen_seconds: float
+    gpu_seconds: float | None = None
     notes: list[str]
 
 
@@ -558,6 +561,7 @@ class Forked:
     snapshot: str
     """The one that they were made from; empty where they were made of the kernel."""
     frozen_seconds: float | None
+    gpu_seconds: float | None = None
     seconds: float
 
 

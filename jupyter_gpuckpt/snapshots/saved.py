@@ -107,6 +107,8 @@ class SavedProcesses:
     private_bytes: int
     frozen_seconds: float
     """For how long they were paused."""
+    gpu_seconds: float | None = None
+    """For how long they could not use their GPUs; None without GPU state."""
     files: OwnFiles | None = None
     shared_files: dict[str, int] = field(default_factory=dict)
     """By the device of each /dev/shm that they have had, the number that the next file there was to get."""

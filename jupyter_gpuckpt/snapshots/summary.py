@@ -60,6 +60,7 @@ def summary(manifest: Manifest) -> Summary:
         execution_count=_of(kernel, "execution_count", int),
         gpu_memory=gpu_memory(manifest),
         frozen_seconds=_of(process, "frozen_seconds", int, float),
+        gpu_seconds=_of(process, "gpu_seconds", int, float),
         automatic=is_automatic(manifest),
         cell=_of(kernel, "cell", str) or "",
         cells=_of(kernel, "cells", int),

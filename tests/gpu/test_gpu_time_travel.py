@@ -9,6 +9,7 @@ from gpu_memory import GIB
 from notebooks import Notebook, wait_until
 
 from jupyter_gpuckpt import settings
+from jupyter_gpuckpt.snapshots.saved import processes_of
 from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -93,3 +94,75 @@ def test_a_snapshot_that_is_gone_meanwhile_is_not_relied_on(notebook: Notebook) 
     notebook.run("%gpuckpt restore last --discard", timeout=120)
     assert notebook.value("digest(*blocks) == d") == "True"
     assert stored("last") < GIB // 4
+
+
+AT_WORK = """
+import ctypes, threading, time
+import numpy as np
+def pinned(flags):  # as a cell that knows CUDA asks for it
+    address = ctypes.c_void_p()
+    assert ctypes.CDLL("libcuda.so.1").cuMemHostAlloc(ctypes.byref(address), ctypes.c_size_t(4 << 20), flags) == 0
+    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_int64)), (512 << 10,))
+memory = {"ordinary": np.zeros(512 << 10, np.int64)}
+memory["torch's"] = torch.zeros(512 << 10, dtype=torch.int64).pin_memory().numpy()
+for flags in (0, 4, 7):
+    memory[f"flags {flags}"] = pinned(flags)
+    memory[f"flags {flags}"][:] = 0
+lost, rounds, faults = [], dict.fromkeys(memory, 0), []
+def write(name):
+    its, n = memory[name], 0
+    while True:
+        if not (its == n).all(): lost.append(name)
+        n += 1
+        its[:] = n
+        rounds[name] += 1
+        time.sleep(0.001)
+def train():  # on the GPU, by a rule that shows whether a step was lost or done twice
+    state, n = torch.zeros(1 << 20, dtype=torch.int64, device="cuda"), 0
+    while True:
+        state = state * 3 + 1
+        n += 1
+        if n % 10 == 0 and int(state[7]) != ctypes.c_int64((pow(3, n, 2**65) - 1) // 2).value: faults.append(n)
+        trained[0] = n
+        time.sleep(0.002)
+trained = [0]
+for name in memory: threading.Thread(target=write, args=(name,), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["", "training"])
+def test_threads_go_on_while_the_kernel_is_saved_after_a_cell(notebook: Notebook, trains: bool) -> None:
+    """They write to memory of every kind, pinned memory too, while the driver takes the GPU state and brings it back.
+
+    One that is in a call of the driver's is not let run: it may be about to use the GPU.
+    """
+    notebook.run(STATE, timeout=120)
+    notebook.run(AT_WORK)
+    if trains:
+        notebook.run("threading.Thread(target=train, daemon=True).start()")
+    notebook.run("%gpuckpt auto on")
+    for n in range(3):
+        notebook.run(f"blocks[{n}].mul_(3); seen.append(digest(*blocks))")
+        wait_until(lambda n=n: saved_after(n), 60)  # type: ignore[misc]
+        assert notebook.look("lost, faults") == "([], [])"
+    paused = [
+        (found.frozen_seconds, found.gpu_seconds)
+        for found in (processes_of(manifest) for manifest in Store(settings.store_dir()).list())
+    ]
+    assert trains or all(gpu is not None and seconds < gpu / 2 for seconds, gpu in paused), paused
+    notebook.run("%gpuckpt undo", timeout=120)
+    assert notebook.look("len(seen) == 2 and digest(*blocks) == seen[-1] and not lost and not faults") == "True"
+    before = notebook.look("min(rounds.values()), trained[0]")
+    wait_until(lambda: notebook.look("min(rounds.values()), trained[0]") != before)
+    assert notebook.look("lost, faults") == "([], [])"
+
+
+def test_write_combined_memory_can_be_touched_while_a_kernel_sleeps(notebook: Notebook) -> None:
+    notebook.run(STATE, timeout=120)
+    notebook.run(AT_WORK)
+    notebook.run("d = digest(*blocks)")
+    notebook.run("%gpuckpt sleep", timeout=120)
+    before = notebook.look("min(rounds.values())")
+    wait_until(lambda: notebook.look("min(rounds.values())") != before)
+    assert notebook.look("lost") == "[]"
+    assert notebook.value("digest(*blocks) == d and not lost") == "True"

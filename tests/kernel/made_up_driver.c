@@ -86,6 +86,20 @@ static int move(int pid, uint64_t from, uint64_t to) {
   its.now = to;
   return write_state(pid, &its) ? 0 : ILLEGAL_STATE;
 }
+/* While there is a file of that name beside the GPU's memory, what calls this is under way: there is another one then. */
+static void be_under_way(const char *name) {
+  char held[4096], reached[4096];
+  snprintf(held, sizeof held, "%s.%s", getenv("MADE_UP_GPU"), name);
+  snprintf(reached, sizeof reached, "%s.%s.reached", getenv("MADE_UP_GPU"), name);
+  if (access(held, F_OK)) return;
+  close(open(reached, O_CREAT | O_CLOEXEC, 0600));
+  while (!access(held, F_OK)) usleep(1000);
+  unlink(reached);
+}
+int cuMemsetD16_v2(uint64_t to, unsigned short value, size_t count) {
+  be_under_way("in-a-call");
+  return 0;
+}
 int cuCheckpointProcessGetState(int pid, int *state) {
   struct state its;
   if (!read_state(pid, &its)) return NOT_INITIALIZED;
@@ -93,8 +107,14 @@ int cuCheckpointProcessGetState(int pid, int *state) {
   return 0;
 }
 int cuCheckpointProcessLock(int pid, void *arguments) { return move(pid, RUNNING, LOCKED); }
-int cuCheckpointProcessCheckpoint(int pid, void *arguments) { return move(pid, LOCKED, CHECKPOINTED); }
-int cuCheckpointProcessRestore(int pid, void *arguments) { return move(pid, CHECKPOINTED, LOCKED); }
+int cuCheckpointProcessCheckpoint(int pid, void *arguments) {
+  be_under_way("checkpoints");
+  return move(pid, LOCKED, CHECKPOINTED);
+}
+int cuCheckpointProcessRestore(int pid, void *arguments) {
+  be_under_way("restores");
+  return move(pid, CHECKPOINTED, LOCKED);
+}
 int cuCheckpointProcessUnlock(int pid, void *arguments) { return move(pid, LOCKED, RUNNING); }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuDeviceGetCount(int *count) { *count = atoi(getenv("MADE_UP_GPUS") ?: "1"); return 0; }
@@ -343,6 +363,12 @@ int cuIpcCloseMemHandle(uint64_t address) { return 13; }
 int cuMulticastBindAddr(uint64_t a, size_t b, uint64_t c, size_t d, uint64_t e) { return a != 1; }
 int cuMulticastBindMem(uint64_t a, size_t b, uint64_t c, size_t d, size_t e, uint64_t f) { return 10; }
 
+unsigned made_up_host_flags; /* with which pinned memory was asked for last */
+int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+  made_up_host_flags = flags;
+  *address = malloc(size);
+  return 0;
+}
 int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) { return 0; }
 int cuMemHostUnregister(void *address) { return 0; }
 /* The real one ends a process that calls it while it is checkpointed: by SIGSEGV, and not with every call. */

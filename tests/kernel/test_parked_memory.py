@@ -257,6 +257,59 @@ def test_python_runs_on_while_the_memory_is_away_and_a_call_with_pythons_lock_go
     assert process.ask("marks(0)") == [7] * 3
 
 
+def parks_and_may_run(held: HeldProcess) -> bool:
+    """Park the memory of a process, see whether it runs before it is let go, and give its memory back."""
+    if held.parking is None:
+        held.shows()
+    assert held.parking is not None
+    assert held.parking.halt(held.process.pid)
+    held.process.gate.touch()
+    assert held.parking.park(held.process.pid, lambda parked: None)
+    runs = held.parking.let_run()
+    if runs:
+        assert held.process.ask("'echo'") == "echo"
+    held.parking.let_go()
+    held.comes_back()
+    held.process.gate.unlink()
+    return runs
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+def test_a_process_runs_on_where_no_thread_of_it_is_in_a_call(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("alloc(32 << 20), mark(0, 7)")
+    assert parks_and_may_run(held)
+    process.in_a_call.touch()
+    process.ask("beside(lambda: cu.cuMemsetD16_v2(*[ctypes.c_uint64(0)] * 3))")
+    reached = process.in_a_call.with_name(f"{process.in_a_call.name}.reached")
+    wait_until(reached.exists)
+    assert not parks_and_may_run(held)
+    process.in_a_call.unlink()
+    assert process.answer() == 0
+    assert parks_and_may_run(held)
+    assert process.ask("marks(0)") == [7] * 3
+
+
+ON_HOST = "cu.cuMemCreate(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(2 << 20), (ctypes.c_int * 8)(1, 0, 2, 0), 0)"
+
+
+def test_a_process_with_memory_elsewhere_than_on_gpus_does_not_run_on(start: Start) -> None:
+    """Its threads can touch that without a call."""
+    held = start()
+    held.process.ask(f"alloc(32 << 20), {ON_HOST}")
+    assert not parks_and_may_run(held)
+
+
+def test_pinned_memory_stays_where_it_is(start: Start) -> None:
+    """The driver would take write-combined memory away while a process is frozen: nobody gets any."""
+    process = start().process
+    flags = "ctypes.c_uint.in_dll(ctypes.CDLL(driver), 'made_up_host_flags').value"
+    asked = "cu.cuMemHostAlloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4096), {})"
+    assert process.ask(f"enter(), {asked.format(7)}, {flags}") == [None, 0, 3]
+    assert process.ask(f"{asked.format(0)}, {flags}") == [0, 0]
+
+
 def test_where_there_is_no_room_for_it_nothing_is_kept_and_it_comes_back_later(start: Start) -> None:
     held = start(free=GIB)
     process = held.process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -588,3 +589,115 @@ def test_a_cell_that_uses_several_gpus_is_saved_in_its_middle(
     notebook.run("%gpuckpt restore two")  # which has the rest of that loop run
     assert notebook.look("wrong == 0 and steps > 0") == "True"
     assert notebook.value("step(), wrong") == "None 0"
+
+
+TICKS = """
+import gc, time, weakref
+from pathlib import Path
+def tick():
+    n = 0
+    while True:
+        n += 1
+        Path({ticks!r}).write_text(str(n))
+        time.sleep(0.005)
+class Node: pass
+def garbage():
+    one = Node()
+    one.self = one
+    gc.collect()
+    return weakref.ref(one)
+garbage = garbage()
+threading.Thread(target=tick, daemon=True).start()
+"""
+
+
+class Gpu:
+    """The made-up GPU, whose driver can be held in the middle of a call."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def held_while_it(self, does: str) -> Iterator[None]:
+        """Have the driver not go on from when it ``checkpoints`` or ``restores`` until the end of the block."""
+        held = self._folder / f"gpu.{does}"
+        held.touch()
+        try:
+            yield
+        finally:
+            held.unlink()
+
+    def until_it(self, does: str) -> None:
+        wait_until((self._folder / f"gpu.{does}.reached").exists, what=f"it does not {does}")
+
+
+def go_on(ticks: Path) -> None:
+    def ticked() -> int:
+        return int(ticks.read_text() or 0)
+
+    before = ticked()
+    wait_until(lambda: ticked() > before + 5, what="its threads do not run")
+
+
+def test_the_threads_of_a_kernel_run_while_the_driver_saves_it(start: StartKernel, tmp_path: Path) -> None:
+    gpu, ticks = Gpu(tmp_path), tmp_path / "ticks"
+    notebook = start()
+    notebook.run(ON_THE_GPU)
+    notebook.run(TICKS.format(ticks=str(ticks)))
+    with gpu.held_while_it("restores"):
+        with gpu.held_while_it("checkpoints"):
+            asked = Asked(notebook, "saved = %gpuckpt save here\nprint(saved)\nare_right()")
+            gpu.until_it("checkpoints")
+            go_on(ticks)
+            assert not asked.is_answered()
+        gpu.until_it("restores")
+        go_on(ticks)
+    assert asked.answer()["status"] == "ok"
+    assert parked_files("here") == [2 * 150 << 20]
+    assert notebook.value("0 < saved.frozen_seconds < saved.gpu_seconds, garbage()") == "True None"
+    assert notebook.value("' ms, its GPU work for ' in str(saved)") == "True"
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("are_right()") == "True"
+    go_on(ticks)
+
+
+def test_a_cell_that_does_not_use_the_gpu_is_executed_while_the_driver_saves_the_kernel(
+    start: StartKernel, tmp_path: Path
+) -> None:
+    """There is no automatic snapshot of the moment before it then."""
+    gpu, ticks = Gpu(tmp_path), tmp_path / "ticks"
+    notebook = start()
+    notebook.run(ON_THE_GPU)
+
+    def log() -> str:
+        return (notebook.folder / "keeper.log").read_text()
+
+    def saved() -> set[str]:
+        return {manifest.id for manifest in Store(settings.store_dir()).list()}
+
+    def saved_after(cell: str) -> None:
+        before = saved()
+        notebook.run(cell)
+        wait_until(lambda: saved() - before, what="it is not saved by itself")
+
+    notebook.run("%gpuckpt auto on")
+    saved_after("n = 0")
+    saved_after(TICKS.format(ticks=str(ticks)))
+    assert notebook.value("garbage() is not None") == "True"
+    before = saved()
+    with gpu.held_while_it("checkpoints"):
+        notebook.run("n = 1")
+        gpu.until_it("checkpoints")
+        assert notebook.value("n + 1") == "2"
+        uses_it = Asked(notebook, "assert are_right()")
+        go_on(ticks)
+        assert not uses_it.is_answered()
+    assert uses_it.answer()["status"] == "ok"
+    wait_until(lambda: "The next cell has begun." in log(), what="the save is not given up")
+    wait_until(lambda: saved() - before, what="it is not saved by itself")
+    with gpu.held_while_it("restores"):
+        notebook.run("n = 2")
+        gpu.until_it("restores")
+        assert notebook.value("n + 1") == "3"
+    notebook.run("%gpuckpt undo")
+    assert notebook.value("n, are_right()") == "1 True"

@@ -7,10 +7,11 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...client.in_progress import ParkedMemory
 from ...errors import GpuckptError, Refused
@@ -27,7 +28,16 @@ from ..stopwatch import Stopwatch
 from . import gate
 from .parked import bring_imports_back, noted_parked, or_lost, together
 
-__all__ = ["Ahead", "GpuFreeze", "Judge", "LookElsewhere", "judge_nothing", "owners_of_imports", "refuse_imports"]
+__all__ = [
+    "Ahead",
+    "GpuFreeze",
+    "Judge",
+    "LookElsewhere",
+    "RunFrom",
+    "judge_nothing",
+    "owners_of_imports",
+    "refuse_imports",
+]
 
 log = logging.getLogger("gpuckpt.keeper")
 
@@ -40,6 +50,7 @@ _WORTH_PARKING = 256 << 20
 
 LookElsewhere = Callable[[], Elsewhere]
 """Says what of parked memory is found elsewhere."""
+RunFrom = Literal["lock", "thaw", "the end"]
 Judge = Callable[[int], None]
 """Refuses what has no room, where so many bytes of what processes have on GPUs are zeros."""
 
@@ -111,6 +122,9 @@ class GpuFreeze:
     vram : the files for what is in VRAM.
     ahead : what was begun already.
     unless_parked : why those of them are refused that could not be restored if their memory were not parked.
+    run_from : from when on the processes run that park their memory, if nothing speaks against it (`Parking.let_run`):
+        from the lock on, while the driver takes their GPU state; from `thaw` on, while it brings that back; or when all
+        is back. Before that, none of their calls may pass the gate by.
 
     Attributes
     ----------
@@ -131,7 +145,10 @@ class GpuFreeze:
         vram: VramFiles,
         ahead: Ahead | None = None,
         unless_parked: Mapping[int, Refused] | None = None,
+        *,
+        run_from: RunFrom = "the end",
     ) -> None:
+        self._run_from = run_from
         self._unless_parked = dict(unless_parked or {})
         self.watch = Stopwatch()
         self.hashes: dict[str, bytes] = {}
@@ -139,6 +156,9 @@ class GpuFreeze:
         self._worker, self._space, self._vram = worker, space, vram
         self._pids, self._described = pids, described
         self._parkings: dict[int, Parking] = {}
+        self._began = self._back = 0.0
+        self._runs_since: float | None = None
+        self._ran_before_dump = False
         self._away: list[int] = []
         self._elsewhere: Elsewhere | None = None
 
@@ -237,6 +257,9 @@ class GpuFreeze:
         """
         if not self._pids:
             return
+        self._began = time.monotonic()
+        if not self._parkings:
+            self._runs_since = self._began  # what is not parked is not held still
         try:
             await self._freeze(note)
         except BaseException:
@@ -260,13 +283,15 @@ class GpuFreeze:
             await self._park(note_parked)
             self._refuse_but([pid for pid, parking in self._parkings.items() if parking.is_parked])
             self.watch.begin("checkpoint")
-            await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
+            locked = self._let_run if self._run_from == "lock" else lambda: None
+            await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking, locked)
         except BaseException:
             await asyncio.to_thread(_give_back, self._parkings)
             raise
         for parking in self._parkings.values():
             parking.let_go()
             parking.give_up_zeros()
+        self._ran_before_dump = self._runs_since is not None
 
     async def _park(self, note: Callable[[int, Parked], None]) -> None:
         """Close the gate for all processes, and park what can be parked."""
@@ -274,13 +299,14 @@ class GpuFreeze:
         others = set(self._pids) - set(self._parkings)
         await together(functools.partial(parking_channel.watch_gate, self._space.run_dir), others)
         # Not before: who waits at the gate may hold Python's lock, which is needed to halt a process.
-        await asyncio.to_thread(self._close_gate)
+        closed = await asyncio.to_thread(gate.close, self._space.run_dir)
         ready = [one for one, is_halted in zip(self._parkings.items(), halted, strict=True) if is_halted]
         here = {pid: parking.channel for pid, parking in ready}
-        await together(lambda pid: self._put_imports_away(pid, here), self._pids)
+        await together(lambda pid: self._put_imports_away(pid, here, closed), self._pids)
         await together(lambda one: one[1].park(one[0], functools.partial(note, one[0])), ready)
+        await asyncio.to_thread(gate.settle, closed)
 
-    def _put_imports_away(self, pid: int, here: Mapping[int, ParkingChannel]) -> None:
+    def _put_imports_away(self, pid: int, here: Mapping[int, ParkingChannel], closed: float) -> None:
         """Have a process close what it has open of others' memory, which has to be parked then; `here` are talked to.
 
         Raises
@@ -292,6 +318,7 @@ class GpuFreeze:
         self._unless_parked |= owners_of_imports(self._space, {pid: sharing}, here)
         if sharing.imports:
             self._away.append(pid)
+            gate.settle(closed)
             if not (here[pid].put_imports_away() if pid in here else parking_channel.put_imports_away(run_dir, pid)):
                 raise _imports_refused(pid)
 
@@ -299,9 +326,17 @@ class GpuFreeze:
         away, self._away = self._away, []
         bring_imports_back(self._space.run_dir, away)
 
-    def _close_gate(self) -> None:
-        gate.close(self._space.run_dir)
-        gate.settle()
+    def _let_run(self) -> None:
+        """Let the processes run on that can: nothing of theirs can reach a GPU now."""
+        run = [parking.let_run() for parking in self._parkings.values()]
+        if all(run) and self._runs_since is None:
+            self._runs_since = time.monotonic()
+
+    def paused(self, dump: float) -> float:
+        """Return for how many seconds the processes stood still, once they are back; in the dump for `dump` seconds."""
+        if self._runs_since is None:
+            return self._back - self._began
+        return self._runs_since - self._began + (dump if self._ran_before_dump else 0.0)
 
     def taken(self) -> int:
         """Return how many bytes of VRAM lie in files; what could not be had in files criu has to write."""
@@ -366,9 +401,12 @@ class GpuFreeze:
             await asyncio.to_thread(self._thaw)
             await asyncio.to_thread(self._bring_imports_back)
             gate.open_(self._space.run_dir)
+            self._back = time.monotonic()
 
     def _thaw(self) -> None:
         self.watch.begin("hold")
+        if self._run_from != "the end":
+            self._let_run()
         with or_lost(), parking_.giving_back(self._parkings):
             described = self._without_parked()
             self.watch.begin("driver")

@@ -19,14 +19,18 @@ _COARSE = 6
 """CLOCK_MONOTONIC_COARSE (clock_gettime(2)), by whose ticks the library looks."""
 
 
-def close(run_dir: Path) -> None:
-    """Have all calls of the processes of this run folder wait, from the next tick of the clock on."""
+def close(run_dir: Path) -> float:
+    """Have all calls of the processes of this run folder wait, from the next tick of the clock on; `settle` says which.
+
+    Returns when that was (`time.monotonic`).
+    """
     (run_dir / settings.GATE).touch(mode=0o600)
+    return time.monotonic()
 
 
-def settle() -> None:
-    """Wait until no call is begun any more by a thread that has seen the gate open: some milliseconds."""
-    time.sleep(2 * time.clock_getres(_COARSE))
+def settle(closed: float) -> None:
+    """Wait until no call is begun any more by a thread that has seen the gate open: some milliseconds from then on."""
+    time.sleep(max(0.0, closed + 2 * time.clock_getres(_COARSE) - time.monotonic()))
 
 
 def open_(run_dir: Path) -> None:

@@ -198,11 +198,13 @@ async def fork(keeper: Keeper, operation: Operation, request: Fork, on_progress:
             moves = await asyncio.to_thread(cuda.moves, keeper.worker, capture.manifest.cuda, capture.gpu_map)
     if request.adopt:
         kernels = [await _adopted(keeper, one) for one in kernels]
+    about = None if wanted.snapshot else processes_of(capture.manifest)
     return Forked(
         kernels=kernels,
         warnings=moves + warnings,
         snapshot=wanted.snapshot,
-        frozen_seconds=None if wanted.snapshot else processes_of(capture.manifest).frozen_seconds,
+        frozen_seconds=about.frozen_seconds if about is not None else None,
+        gpu_seconds=about.gpu_seconds if about is not None else None,
         seconds=progress.seconds(),
     )
 

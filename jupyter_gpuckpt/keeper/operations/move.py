@@ -76,9 +76,9 @@ async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, progr
     keeper.state.operation = MoveInProgress(list(on_gpu), held_of(described))
     keeper.save_state()
     await progress.enter("moving", cancellable=False)
-    gate.close(space.run_dir)
+    closed = gate.close(space.run_dir)
     try:
-        await asyncio.to_thread(gate.settle)
+        await asyncio.to_thread(gate.settle, closed)
         await asyncio.to_thread(cuda.freeze, worker, on_gpu, described)
         try:
             await asyncio.to_thread(cuda.thaw, worker, on_gpu, gpu_map, held)

@@ -125,6 +125,8 @@ async def save(
             check,
             look_elsewhere=functools.partial(_elsewhere, keeper, store, writer),
             host_memory=memory,
+            refuse_late=functools.partial(_refuse_running, keeper) if request.between_cells else None,
+            automatic=request.automatic,
         )
         memory.tell(taken.frozen.memory)
         taken_at, worked = now(), keeper.work()
@@ -218,6 +220,7 @@ async def _let_go(
         size=frozen.process.private_bytes,
         gpu_memory=held_by(frozen.cuda),
         frozen_seconds=frozen.seconds,
+        gpu_seconds=frozen.process.gpu_seconds,
         notes=frozen.notes,
     )
     await on_progress(replace(progress.latest, taken=taken))

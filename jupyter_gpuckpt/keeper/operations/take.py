@@ -37,7 +37,7 @@ from ...snapshots.saved import SavedProcesses
 from .. import file_numbers, lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
-from ..gpu.freeze import Ahead, GpuFreeze, LookElsewhere, owners_of_imports
+from ..gpu.freeze import Ahead, GpuFreeze, LookElsewhere, RunFrom, owners_of_imports
 from ..gpu.sleep import FrozenAsleep, GpuSleep
 from ..namespace import Namespace
 from ..removed_folder import refuse_without_folder
@@ -120,12 +120,21 @@ async def take(
     left: criu.Left = "running",
     look_elsewhere: LookElsewhere | None = None,
     host_memory: HostMemory | None = None,
+    refuse_late: Callable[[], None] | None = None,
+    *,
+    automatic: bool = False,
 ) -> Taken:
     """Freeze the kernel for a moment and take all of it: into the staging, which has `directory` on the disk.
 
     `check` is called before the freeze; `look_elsewhere` says what of its GPU memory need not be taken, and
     `host_memory` what of its host memory; the caller ends the twins of that then (`Frozen.memory`). A kernel that is
     `left` stopped stays as it was taken, off the GPU, until `run_on`.
+
+    Where it is `automatic`, its agent is quicker about it.
+
+    The kernel runs on while the driver takes its GPU state, where no cell can begin meanwhile that is not to be in what
+    is taken: one that runs waits for this, or `refuse_late` is called afterwards, and refuses where one has begun. It
+    runs on while the driver brings that back. In both, its calls to CUDA wait.
 
     Raises
     ------
@@ -152,7 +161,7 @@ async def take(
         undoing.push_async_callback(ahead.close)
         if keeper.asleep is None:
             ahead.begin(keeper.namespace().run_dir, keeper.tree())
-        agent = await progress.or_cancelled(before_save(channel, has_agent))
+        agent = await progress.or_cancelled(before_save(channel, has_agent, automatic=automatic))
         await ahead.have_asked()
         patience = _AFTER_FAILURE
         communicators = Communicators(keeper.namespace().run_dir)
@@ -162,6 +171,8 @@ async def take(
         freeze = _Freeze(
             *(keeper, operation, directory, program, progress, left, found, check, ahead, host_memory),
             communicators,
+            agent,
+            refuse_late,
         )
         staging, frozen = await freeze.take()
         undoing.pop_all()
@@ -216,12 +227,13 @@ async def run_on(keeper: Keeper, taken: Taken, failure: GpuckptError, progress: 
         await after_save(channel, keeper.launch.agent, failure, settings.hook_timeout())
 
 
-async def before_save(channel: AgentChannel, has_agent: bool) -> ReadyForSave:
+async def before_save(channel: AgentChannel, has_agent: bool, *, automatic: bool = False) -> ReadyForSave:
     """Have the agent run the hooks; return what it says about its kernel."""
     if not has_agent:
         return NOTHING
     try:
-        answer = await channel.call_when_there("before_save", {}, settings.hook_timeout())
+        told = {"automatic": True} if automatic and channel.told_if_automatic else {}
+        answer = await channel.call_when_there("before_save", told, settings.hook_timeout())
     except AgentSilent:
         raise SaveFailed(
             "The {kernel} was not saved; it keeps running.",
@@ -229,7 +241,9 @@ async def before_save(channel: AgentChannel, has_agent: bool) -> ReadyForSave:
             "something in it holds Python's lock, or a hook hangs.",
             "Save again when the running cell is done, or raise GPUCKPT_HOOK_TIMEOUT (seconds).",
         ) from None
-    return checked_reply(ReadyForSave, answer, SaveFailed, "The {kernel} was not saved; it keeps running.")
+    ready = checked_reply(ReadyForSave, answer, SaveFailed, "The {kernel} was not saved; it keeps running.")
+    channel.told_if_automatic = ready.told_if_automatic
+    return ready
 
 
 async def after_save(
@@ -333,6 +347,8 @@ class _Freeze:
     ahead: Ahead
     host_memory: HostMemory | None
     communicators: Communicators
+    agent: ReadyForSave
+    refuse_late: Callable[[], None] | None
 
     async def take(self) -> tuple[Staging, Frozen]:
         """Freeze the kernel's tree, take it, and leave it as asked; what criu wrote is in the staging."""
@@ -374,6 +390,8 @@ class _Freeze:
                 undoing_freeze.callback(self._end_cancelling)
                 if found.asleep is None:
                     await asyncio.to_thread(cuda.refuse_other_use, found.on_gpu)
+                if found.on_gpu and self.refuse_late is not None:
+                    self.refuse_late()
                 gpu.watch.begin("criu")
                 # criu lets the tree run when it is done: a transaction that is seen then may have begun since.
                 written = databases.written_by_lmdb(mapped, root) if self.left == "running" else set()
@@ -390,9 +408,14 @@ class _Freeze:
                 await gpu.thaw()
                 await asyncio.to_thread(self.communicators.make_again)
             # Without GPU state, only criu stops the kernel, and for less long than it runs.
-            seconds = time.monotonic() - began if found.on_gpu else images.frozen_seconds(staging.outside)
+            seconds, away = images.frozen_seconds(staging.outside), None
+            if found.on_gpu:
+                log.info("criu paused it for %.3f s", seconds)
+                away = time.monotonic() - began
+                at_once = self.left == "running" and not self.communicators.pids
+                seconds = gpu.paused(seconds) if at_once else away
             if found.on_gpu and self.left == "running":
-                log.info("it was paused for %.2f s, in seconds: %s", seconds, gpu.watch)
+                log.info("it was paused for %.3f s, off its GPU for %.2f s, in seconds: %s", seconds, away, gpu.watch)
             if found.space.outer(keeper.state.kernel_pid) is None:
                 raise KernelLost("The {kernel} ended during the save.", "", "{Restart}.")
             await self.progress.enter("copying memory", cancellable=False)
@@ -415,6 +438,7 @@ class _Freeze:
             cuda=on_gpu,
             private_bytes=found.private,
             frozen_seconds=seconds,
+            gpu_seconds=away,
             shared_files={**keeper.state.shared_files, device: number},
             bound=found.bound,
         )
@@ -468,7 +492,16 @@ class _Freeze:
             staging.vram,
             self.ahead,
             found.unless_parked,
+            run_from=self._runs_from(),
         )
+
+    def _runs_from(self) -> RunFrom:
+        """Return from when on the kernel may run: no call passes the gate by, and no cell gets into what is taken."""
+        found = self.found
+        alone = list(found.on_gpu) == [found.kernel] and not self.communicators.pids
+        if not (self.agent.waits_for_gpu and alone and self.left == "running"):
+            return "the end"
+        return "lock" if self.agent.waits or self.refuse_late is not None else "thaw"
 
     async def _dump(self, staging: Staging, gpu: GpuFreeze, started: Callable[[int], None]) -> None:
         self.progress.check()

@@ -139,7 +139,7 @@ static int load(void) {
       {&cu.DeviceCount, "cuDeviceGetCount"}, {&cu.DeviceUuid, "cuDeviceGetUuid_v2"}, {&cu.DeviceAttribute, "cuDeviceGetAttribute"},
       {&cu.CanAccessPeer, "cuDeviceCanAccessPeer"}, {&cu.EnablePeerAccess, "cuCtxEnablePeerAccess"},
       {&cu.DisablePeerAccess, "cuCtxDisablePeerAccess"},
-      {&cu.PrimaryState, "cuDevicePrimaryCtxGetState"}, {&cu.HtoD, "cuMemcpyHtoD_v2"},
+      {&cu.PrimaryState, "cuDevicePrimaryCtxGetState"}, {&cu.HtoD, "cuMemcpyHtoD_v2"}, {&cu.HostAlloc, "cuMemHostAlloc"},
       {&cu.DtoDAsync, "cuMemcpyDtoDAsync_v2"},
       {&cu.MemsetD8, "cuMemsetD8_v2"}, {&cu.Alloc, "cuMemAlloc_v2"}, {&cu.AllocPitch, "cuMemAllocPitch_v2"},
       {&cu.CtxCreate, "cuCtxCreate_v2"}, {&cu.CtxCreate3, "cuCtxCreate_v3"}, {&cu.CtxCreate4, "cuCtxCreate_v4"},

@@ -36,7 +36,7 @@ extern struct driver {
   fn BindMem, CtxGetCurrent, CtxGetDevice, CtxSynchronize, CtxPush, CtxPop, PrimaryRetain, PrimaryRelease;
   fn CtxCreate, CtxCreate3, CtxCreate4, CtxGetLimit, CtxSetLimit;
   fn DeviceCount, DeviceUuid, DeviceAttribute, CanAccessPeer, EnablePeerAccess, DisablePeerAccess, PrimaryState;
-  fn HtoD, DtoDAsync, MemsetD8, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, IpcOpenMemHandle1, IpcOpenMemHandle, IpcCloseMemHandle, Import;
+  fn HostAlloc, HtoD, DtoDAsync, MemsetD8, Alloc, AllocPitch, Free, AddressRange, IpcGetMemHandle, IpcOpenMemHandle1, IpcOpenMemHandle, IpcCloseMemHandle, Import;
   fn GetProcAddress, GetProcAddress2;
   fn AllocAsync, AllocFromPoolAsync, FreeAsync, StreamIsCapturing, StreamGetId, StreamGetCtx, StreamGetGreenCtx;
   fn StreamQuery, StreamSynchronize, StreamWaitEvent, StreamDestroy, EventCreate, EventDestroy, EventRecord, EventQuery;
@@ -100,6 +100,7 @@ typedef struct {
 extern memory **memories;
 extern size_t memory_count;
 extern int are_apart; /* GPUs have no access to each other's memory now */
+extern int is_on_host; /* memory of the virtual memory API, or a pool, was made on the host */
 extern uint64_t largest_left; /* bytes of the largest allocation that was left to the driver */
 
 void lock_memory(void);
@@ -161,7 +162,7 @@ int wait_for_holder(void); /* until it has closed what it was shown; 0 where the
   O(cuMemPoolSetAttribute) O(cuMemPoolGetAttribute) O(cuMemPoolSetAccess) O(cuPointerGetAttribute) \
   O(cuPointerGetAttributes) O(cuStreamSynchronize) O(cuStreamSynchronize_ptsz) O(cuEventSynchronize) \
   O(cuCtxSynchronize) O(cuCtxSynchronize_v2) O(cuStreamDestroy_v2) O(cuCtxDestroy_v2) \
-  O(cuDevicePrimaryCtxReset_v2) O(cuDevicePrimaryCtxRelease_v2) O(cuMemAllocManaged)
+  O(cuDevicePrimaryCtxReset_v2) O(cuDevicePrimaryCtxRelease_v2) O(cuMemAllocManaged) O(cuMemHostAlloc)
 /* `own_NAME` stands in for the driver's NAME. */
 #define O(name) int own_##name();
 OWN_FUNCTIONS(O)

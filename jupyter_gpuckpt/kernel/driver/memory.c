@@ -18,6 +18,7 @@
 enum { RDMA_WITH_VMM = 110 }; /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
 enum { PITCH = 512 };         /* bytes: rows begin at multiples of it, as cuMemAllocPitch has them */
 enum { SMALLEST = 2 << 20 };  /* smaller ones the driver packs together, and copies */
+enum { WRITE_COMBINED = 4 };   /* CU_MEMHOSTALLOC_WRITECOMBINED */
 enum { OF_NCCL = 16 << 20 };  /* NCCL's own pieces are smaller (10 MiB at most were seen), torch's and JAX's are larger */
 
 memory **memories;
@@ -25,7 +26,7 @@ static mapping *mappings;
 size_t memory_count;
 static size_t mapping_count, memory_room, mapping_room;
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
-int are_apart;
+int are_apart, is_on_host;
 uint64_t largest_left;
 
 static int was_cancellable; /* the thread that has the lock: it is not cancelled meanwhile */
@@ -477,6 +478,7 @@ static int create(uint64_t *handle, size_t size, const allocation_prop *prop, ui
 
 int own_cuMemCreate(uint64_t *handle, size_t size, const allocation_prop *prop, uint64_t flags) {
   int result = create(handle, size, prop, flags);
+  if (prop && prop->place.type != ON_DEVICE) is_on_host = 1;
   return result == OUT_OF_MEMORY && give_back_pooled() ? create(handle, size, prop, flags) : result;
 }
 
@@ -643,4 +645,13 @@ PUBLIC uint64_t gpuckpt_part_at(uint64_t address) {
   uint64_t bytes = at && is_parkable(at->of) ? part_size(at->of, 0) : 0;
   unlock_memory();
   return bytes;
+}
+
+/* -- on the host */
+
+/* Pinned memory. That which is write-combined would be mapped from the driver's device: a checkpoint takes it away, and a
+ * thread that touches it before the restore ends its process (SIGSEGV; driver 580.159). Other pinned memory stays where
+ * it is, and can be written to all the time. To be write-combined is a hint, and the GPU sees no difference. */
+int own_cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+  return cu.HostAlloc(address, size, flags & ~(unsigned)WRITE_COMBINED);
 }

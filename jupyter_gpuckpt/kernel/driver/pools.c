@@ -441,6 +441,7 @@ int own_cuCtxSynchronize(void) {
 
 int own_cuMemPoolCreate(void **handle, const pool_props *props) {
   int result = cu.PoolCreate(handle, props);
+  if (!result && props->place.type != ON_DEVICE) is_on_host = 1;
   if (!result && props->type == PINNED && !props->handle_types && props->place.type == ON_DEVICE && !props->usage &&
       is_at_work(props->place.id)) {
     pthread_mutex_lock(&busy);
