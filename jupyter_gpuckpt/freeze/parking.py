@@ -184,6 +184,7 @@ class Parking:
         self.hashes = b""
         self._is_parked = file != "new"
         self._can_run = self._runs = False
+        self._listens: bool | None = None
         self._waits: CudaWaits | None = None
         self._file = outside / parked.file
         self._is_whole = file == "awaited" or (file == "kept" and self._file.exists())
@@ -367,14 +368,21 @@ class Parking:
             return False
         return True
 
+    def call(self, pid: int) -> None:
+        """Have the process (`pid` on this machine) listen, for some seconds: `halt` is to follow, or `go_on`."""
+        self._listens = self._channel.call(pid) is not None
+
     def halt(self, pid: int) -> bool:
         """Have no Python code run in the process (`pid` on this machine) from now on; tell whether none does.
 
         It may be that there is none in it. `park` is to follow, or `go_on`.
         """
         self._socket = 0
-        if self._channel.call(pid) is None:
+        if self._listens is None:
+            self.call(pid)
+        if not self._listens:
             return self._not_parked("the process does not answer")
+        self._listens = None
         self._channel.say("watch")
         self._channel.say("halt")
         words = self._channel.hear(_ARRIVE_TIMEOUT, b"halted").split()

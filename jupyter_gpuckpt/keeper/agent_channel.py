@@ -62,7 +62,7 @@ class AgentChannel:
     cells : how many cells have begun, as the kernel counts them; None until it says so.
     cell : the one that is being executed; None where there is none.
     asked : that one, to be answered by another kernel (`kernel.cells`); nothing in it where that is not known.
-    told_if_automatic : whether the agent is known to understand it when it is told that a save is automatic.
+    is_told_more : whether the agent is known to be told more about saves (`ReadyForSave`).
     last_active : when a cell of the user's last began or ended, as the manifests write times; at first, when the link
         was made.
     """
@@ -89,7 +89,7 @@ class AgentChannel:
         self.cells: int | None = None
         self.cell: RunningCell | None = None
         self.asked: dict[str, Any] = {}
-        self.told_if_automatic = False
+        self.is_told_more = False
         self.last_active = now()
         self.hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._in, self._read)

@@ -68,8 +68,9 @@ class ReadyForSave:
     ipykernel: str | None = None
     protocol: int | None = None
     """The agent's."""
-    told_if_automatic: bool = False
-    """Whether it may be told that a save is automatic; an agent of an older version may not."""
+    is_told_more: bool = False
+    """Whether it may be told that a save is automatic, and be asked what has begun since; one of an older version may
+    not."""
     rebinds: bool = False
     """Whether it can come back with another transport."""
     environment: dict[str, list[str]] = field(default_factory=dict)

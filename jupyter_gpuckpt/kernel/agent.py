@@ -177,6 +177,7 @@ class Agent:
             "about": self._about,
             "bytes_on_gpus": bytes_on_gpus,
             "before_save": self._before_save,
+            "begun_since_save": lambda: self.cells.begun_since_save,
             # In a thread of its own: it may be away for long, where the kernel sleeps or is restored.
             "before_sleep": self.sleeping.before_sleep,
             "asleep": self.sleeping.asleep,
@@ -256,7 +257,7 @@ class Agent:
             **variables.describe(self.kernel.shell),
             "own_ports": [self.child_output.port],
             "waited": {},
-            "told_if_automatic": True,
+            "is_told_more": True,
             "rebinds": rebinding.can_rebind(self.kernel),
         }
 

@@ -699,5 +699,10 @@ def test_a_cell_that_does_not_use_the_gpu_is_executed_while_the_driver_saves_the
         notebook.run("n = 2")
         gpu.until_it("restores")
         assert notebook.value("n + 1") == "3"
+        n_is_3 = Asked(notebook, "n = 3; assert are_right()")
+        go_on(ticks)
+    assert n_is_3.answer()["status"] == "ok"
+    # What was taken before that cell began is kept.
+    wait_until(lambda: any(m.message == "n = 2" for m in Store(settings.store_dir()).list()))
     notebook.run("%gpuckpt undo")
-    assert notebook.value("n, are_right()") == "1 True"
+    assert notebook.value("n, are_right()") == "2 True"

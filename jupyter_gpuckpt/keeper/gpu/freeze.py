@@ -257,6 +257,7 @@ class GpuFreeze:
         """
         if not self._pids:
             return
+        await together(lambda one: one[1].call(one[0]), self._parkings.items())
         self._began = time.monotonic()
         if not self._parkings:
             self._runs_since = self._began  # what is not parked is not held still
@@ -331,6 +332,11 @@ class GpuFreeze:
         run = [parking.let_run() for parking in self._parkings.values()]
         if all(run) and self._runs_since is None:
             self._runs_since = time.monotonic()
+
+    @property
+    def runs(self) -> bool:
+        """Whether all of the processes run, though they have no GPU state."""
+        return self._runs_since is not None
 
     def paused(self, dump: float) -> float:
         """Return for how many seconds the processes stood still, once they are back; in the dump for `dump` seconds."""

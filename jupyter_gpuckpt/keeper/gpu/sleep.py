@@ -333,10 +333,6 @@ class FrozenAsleep(GpuFreeze):
     async def thaw(self) -> None:
         """The kernel sleeps on."""
 
-    def paused(self, dump: float) -> float:
-        """It is paused by nothing else."""
-        return dump
-
     async def close(self) -> None:
         """What helps to wake the kernel stays."""
 

@@ -183,8 +183,11 @@ def _refuse_running(keeper: Keeper) -> None:
 
 def _refuse_begun(keeper: Keeper, taken: Taken, cells: CellsNow) -> None:
     """Refuse what may have been taken in the middle of a cell that had not begun when `cells` was seen."""
-    _refuse_running(keeper)
-    if taken.begun or not cells.begun == taken.agent.cells == cells_now(keeper).begun:
+    began, ended = taken.frozen.begun, cells.begun
+    if began is None:
+        _refuse_running(keeper)
+        began, ended = taken.begun, cells_now(keeper).begun
+    if began or not cells.begun == taken.agent.cells == ended:
         raise Busy("The {kernel} was not saved by itself.", "The next cell has begun.", "")
 
 

@@ -56,6 +56,8 @@ __all__ = ["Check", "Frozen", "Taken", "after_save", "before_save", "run_on", "t
 log = logging.getLogger("gpuckpt.keeper")
 
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
+_SAYS = 0.1
+"""How long the kernel has to say what it does, while it is off its GPU, in seconds."""
 _BLOCK = 512
 """What `st_blocks` counts, in bytes."""
 _NO_MEMORY = "It was paused until it was written to disk: there is too little free memory to buffer it."
@@ -82,6 +84,9 @@ class Frozen:
     """The processes that were stopped already (SIGSTOP)."""
     in_transaction: set[str] = field(default_factory=set)
     """Databases of LMDB's of which a write transaction was open."""
+    begun: int | None = None
+    """How many requests the kernel had begun to execute since it was prepared, right after the dump; None where that is
+    not known."""
     memory: memory_copy.Memory | None = None
     """What was copied of host memory since the kernel runs again, where its twins are there still."""
     _tidying: asyncio.Task[None] | None = None
@@ -107,7 +112,7 @@ class Taken:
     """What the agent says about its kernel."""
     communicators: Communicators
     begun: int = 0
-    """How many requests the kernel has begun to execute since it was prepared."""
+    """How many requests the kernel has begun to execute since it was prepared, until the freeze was over."""
 
 
 async def take(
@@ -232,7 +237,7 @@ async def before_save(channel: AgentChannel, has_agent: bool, *, automatic: bool
     if not has_agent:
         return NOTHING
     try:
-        told = {"automatic": True} if automatic and channel.told_if_automatic else {}
+        told = {"automatic": True} if automatic and channel.is_told_more else {}
         answer = await channel.call_when_there("before_save", told, settings.hook_timeout())
     except AgentSilent:
         raise SaveFailed(
@@ -242,7 +247,7 @@ async def before_save(channel: AgentChannel, has_agent: bool, *, automatic: bool
             "Save again when the running cell is done, or raise GPUCKPT_HOOK_TIMEOUT (seconds).",
         ) from None
     ready = checked_reply(ReadyForSave, answer, SaveFailed, "The {kernel} was not saved; it keeps running.")
-    channel.told_if_automatic = ready.told_if_automatic
+    channel.is_told_more = ready.is_told_more
     return ready
 
 
@@ -397,6 +402,7 @@ class _Freeze:
                 written = databases.written_by_lmdb(mapped, root) if self.left == "running" else set()
                 await self._dump(staging, gpu, criu_runs)
                 written |= databases.written_by_lmdb(mapped, root)
+                begun = await self._begun(gpu)
                 device, number = file_numbers.following(found.space.shared_memory)
                 self._end_cancelling()
                 gpu.watch.begin("copy")
@@ -409,12 +415,12 @@ class _Freeze:
                 await asyncio.to_thread(self.communicators.make_again)
             # Without GPU state, only criu stops the kernel, and for less long than it runs.
             seconds, away = images.frozen_seconds(staging.outside), None
-            if found.on_gpu:
+            if found.on_gpu and found.asleep is None:
                 log.info("criu paused it for %.3f s", seconds)
                 away = time.monotonic() - began
                 at_once = self.left == "running" and not self.communicators.pids
                 seconds = gpu.paused(seconds) if at_once else away
-            if found.on_gpu and self.left == "running":
+            if away is not None and self.left == "running":
                 log.info("it was paused for %.3f s, off its GPU for %.2f s, in seconds: %s", seconds, away, gpu.watch)
             if found.space.outer(keeper.state.kernel_pid) is None:
                 raise KernelLost("The {kernel} ended during the save.", "", "{Restart}.")
@@ -447,7 +453,7 @@ class _Freeze:
             described |= {"parked": [asdict(one) for one in parked], "zeros": gpu.zeros}
         if self.communicators.pids:
             described |= {"communicators": self.communicators.pids}
-        frozen = Frozen(seconds, gpu, described, process, notes, found.still, written, copied)
+        frozen = Frozen(seconds, gpu, described, process, notes, found.still, written, begun, copied)
         if self.left == "running":
             frozen.begin_to_tidy()
             keeper.state.operation = None
@@ -524,6 +530,16 @@ class _Freeze:
             reads_ahead=self.keeper.twins.reads_ahead,
         )
         await self.progress.or_cancelled(dumping)
+
+    async def _begun(self, gpu: GpuFreeze) -> int | None:
+        """Return how many requests the kernel has begun to execute since it was prepared, where it runs and says so."""
+        channel = self.keeper.channel
+        asks = self.refuse_late is not None and gpu.runs
+        if not (asks and channel is not None and channel.is_told_more):
+            return None
+        with contextlib.suppress(AgentSilent, Odd):
+            return from_json(int, await channel.call("begun_since_save", {}, _SAYS))
+        return None
 
     def _may_fork(self) -> bool:
         """Tell whether the tree's memory can be copied out of twins, when it runs again.
