@@ -22,13 +22,15 @@ from .parking_channel import THREAD
 
 __all__ = ["CudaWaits", "Place"]
 
-_DRIVER = re.compile(r"/(libcuda\.so[.\d]*|(\.|lib)gpuckpt-parking\.so)( \(deleted\))?$")
-"""Where calls wait: in the driver, or in front of it for the memory that is parked."""
+_DRIVER = re.compile(r"/(libcuda\.so[.\d]*|((?:\.|lib)gpuckpt-parking\.so))( \(deleted\))?$")
+"""Where calls wait: in the driver, or in front of it, at the gate or for the memory that is parked."""
 _NEAR = 2048
 """Bytes from the top of the stack in which a driver that waits is found: the frames of libc below it take some 300."""
 
 Place = tuple[int, int, int, int]
 """Process, thread, stack pointer and instruction: where a thread waits."""
+_Code = tuple[int, int, bool]
+"""From where to where code is mapped, and whether it is that of the library in front of the driver."""
 
 
 class CudaWaits:
@@ -41,7 +43,19 @@ class CudaWaits:
 
     def places(self) -> set[Place]:
         """Return where threads wait in the driver now."""
-        return {place for pid, code in self._code.items() for place in _waiting(pid, code)}
+        return set(self._waiting())
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many threads wait in the driver now, and how many in front of it.
+
+        By what is innermost: an address that an earlier call of the driver has left makes one of the former.
+        """
+        in_front = [*self._waiting().values()]
+        return in_front.count(False), in_front.count(True)
+
+    def _waiting(self) -> dict[Place, bool]:
+        """Return where threads wait, and whether that is in front of the driver."""
+        return {place: front for pid, code in self._code.items() for place, front in _waiting(pid, code)}
 
     def new(self) -> bool:
         """Tell whether a thread waits in the driver that did not before, and has not moved since the last look."""
@@ -55,20 +69,19 @@ class CudaWaits:
         return bool(self._last)
 
 
-def _driver_code(pid: int) -> list[tuple[int, int]]:
-    """Return from where to where the driver's code is mapped."""
+def _driver_code(pid: int) -> list[_Code]:
     found = []
     with contextlib.suppress(OSError):
         for line in proc.lines(f"/proc/{pid}/maps"):
             columns = line.split(maxsplit=5)
-            if len(columns) == 6 and "x" in columns[1] and _DRIVER.search(columns[5]):
+            if len(columns) == 6 and "x" in columns[1] and (library := _DRIVER.search(columns[5])):
                 first, last = columns[0].split("-")
-                found.append((int(first, 16), int(last, 16)))
+                found.append((int(first, 16), int(last, 16), library[2] is not None))
     return found
 
 
-def _waiting(pid: int, code: Sequence[tuple[int, int]]) -> list[Place]:
-    found: list[Place] = []
+def _waiting(pid: int, code: Sequence[_Code]) -> list[tuple[Place, bool]]:
+    found: list[tuple[Place, bool]] = []
     if not code:
         return found
     try:
@@ -82,11 +95,12 @@ def _waiting(pid: int, code: Sequence[tuple[int, int]]) -> list[Place]:
                 stack, at = int(words[-2], 16), int(words[-1], 16)  # ValueError or IndexError where it runs
                 near = os.pread(memory, _NEAR, stack)
                 values = [at, *struct.unpack(f"={len(near) // 8}Q", near[: len(near) // 8 * 8])]
-                if not any(first <= value < last for value in values for first, last in code):
+                fronts = (is_front for value in values for first, last, is_front in code if first <= value < last)
+                if (innermost := next(fronts, None)) is None:
                     continue
                 # These always wait there: the driver's own, and our library's.
                 if not (is_drivers(task) or proc.read(task / "comm").startswith(THREAD)):
-                    found.append((pid, int(task.name), stack, at))
+                    found.append(((pid, int(task.name), stack, at), innermost))
     except OSError:  # it has ended
         pass
     finally:

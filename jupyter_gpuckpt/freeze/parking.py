@@ -50,8 +50,6 @@ parked, and the ranges of what is brought or awaited that are not zero."""
 WANTED, BORROWED, WRONG = "wanted", "borrowed", "wrong"
 """And which of them has the hashes of all chunks of what is brought, the ranges of it that were borrowed, and those
 that turned out to be wrong."""
-_PARKED_FREE = b"parked free"
-"""What a process says that has parked its memory, and could run on (parking.c); a restored one may be older."""
 _RANGE = struct.Struct("<QQ")
 """Where one begins, and its bytes."""
 
@@ -421,13 +419,16 @@ class Parking:
             raise
         self._holder.tell(b"take %d %d" % (pid, self._socket))
         self._channel.say(f"park {self._places}")
-        nobody_inside = not (self._waits or CudaWaits([pid])).places()
+        inside, in_front = (self._waits or CudaWaits([pid])).counts()
         said = self._channel.hear(_TAKE_TIMEOUT)
-        if said not in (b"parked", _PARKED_FREE):
+        words = said.split()
+        if words[:1] != [b"parked"]:
             self.let_go()
             return self._not_parked(said.decode("ascii", "replace") or "no answer")
         self._is_parked = self._holds = True
-        self._can_run = nobody_inside and said == _PARKED_FREE
+        # Those in front of the driver may be about to call it, but for those that wait at the gate. A restored process
+        # may be older, and not say how many do.
+        self._can_run = not inside and words[1:] == [b"free", b"%d" % in_front]
         return True
 
     @property
@@ -439,8 +440,8 @@ class Parking:
         """Let the process run on while the driver has its GPU state, where it can, and tell whether it does.
 
         It can where none of its threads was in a call of the driver's when they were paused: those that make one wait
-        at the gate, which has to be shut for them by now, and stay so until all is back. The driver must hold its calls
-        back, too.
+        at the gate, or did already. It has to be shut for them by now, and stay so until all is back. The driver must
+        hold their calls back, too.
         """
         if self._is_parked and self._can_run and not self._runs:
             self._runs = True

@@ -27,6 +27,7 @@ from notebooks import wait_until
 
 from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.errors import DriverError
+from jupyter_gpuckpt.freeze.cuda_waits import CudaWaits
 from jupyter_gpuckpt.freeze.parking import HASH, Elsewhere, Parked, Parking, Seen, giving_back
 from jupyter_gpuckpt.freeze.parking_channel import parkable, run_on
 
@@ -257,13 +258,18 @@ def test_python_runs_on_while_the_memory_is_away_and_a_call_with_pythons_lock_go
     assert process.ask("marks(0)") == [7] * 3
 
 
-def parks_and_may_run(held: HeldProcess) -> bool:
-    """Park the memory of a process, see whether it runs before it is let go, and give its memory back."""
+def parks_and_may_run(held: HeldProcess, before_parking: Callable[[], object] | None = None) -> bool:
+    """Park the memory of a process, see whether it runs before it is let go, and give its memory back.
+
+    `before_parking` is called when the gate is shut.
+    """
     if held.parking is None:
         held.shows()
     assert held.parking is not None
     assert held.parking.halt(held.process.pid)
     held.process.gate.touch()
+    if before_parking is not None:
+        before_parking()
     assert held.parking.park(held.process.pid, lambda parked: None)
     runs = held.parking.let_run()
     if runs:
@@ -289,6 +295,36 @@ def test_a_process_runs_on_where_no_thread_of_it_is_in_a_call(start: Start) -> N
     assert process.answer() == 0
     assert parks_and_may_run(held)
     assert process.ask("marks(0)") == [7] * 3
+
+
+CALLS_ALL_THE_TIME = """
+#include <unistd.h>
+void call_all_the_time(int (*function)(size_t *, size_t *), volatile long *calls) {
+  for (size_t free, total;; ++*calls, usleep(1000)) function(&free, &total);
+}
+"""
+THREE_OF_THESE = """
+calls = ctypes.c_long()
+for _ in range(3):
+    arguments = ctypes.cast(cu.cuMemGetInfo_v2, ctypes.c_void_p), ctypes.byref(calls)
+    threading.Thread(target=ctypes.CDLL({!r}).call_all_the_time, args=arguments, daemon=True).start()
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+def test_a_process_runs_on_where_threads_wait_at_the_gate(start: Start, tmp_path: Path) -> None:
+    """As those do that need no Python to use the GPU."""
+    library = tmp_path / "calls.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", library, "-x", "c", "-"], input=CALLS_ALL_THE_TIME, text=True, check=True
+    )
+    held = start()
+    process = held.process
+    process.ask(f"alloc(32 << 20), exec({THREE_OF_THESE.format(str(library))!r}, globals())")
+    waits = CudaWaits([process.pid])
+    assert parks_and_may_run(held, lambda: wait_until(lambda: waits.counts() == (0, 3)))
+    before = process.ask("calls.value")
+    wait_until(lambda: process.ask("calls.value") > before)
 
 
 ON_HOST = "cu.cuMemCreate(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(2 << 20), (ctypes.c_int * 8)(1, 0, 2, 0), 0)"

@@ -87,6 +87,7 @@ static _Atomic int is_open; /* 1: the driver is loaded; -1: it cannot be */
 static _Atomic int watched; /* a save may be under way: the gate has to be looked at, for the agent or the keeper */
 static char gate[PATH_MAX]; /* the file that stands there while the driver has this process's GPU state */
 enum { FOR_AGENT = 1, FOR_KEEPER = 2 };
+static _Atomic int waiting; /* threads that wait at the gate */
 
 static int no_device(void) { return NO_DEVICE; }
 static int not_there(void) { return NOT_SUPPORTED; } /* an older driver without this function */
@@ -100,6 +101,7 @@ static void lead(int past_the_gate) {
  * nobody would give it back here. */
 static void begin_in_child(void) {
   pthread_mutex_init(&opening, NULL);
+  waiting = 0;
   renew_memory_lock();
   renew_pools_lock();
   renew_imports_lock();
@@ -197,8 +199,13 @@ static int is_shut(void) {
 }
 
 void wait_at_gate(void) {
+  if (!watched || !is_shut()) return;
+  waiting++;
   while (watched && is_shut()) usleep(1000);
+  waiting--;
 }
+
+int threads_at_gate(void) { return waiting; }
 
 /* Wait at the gate, and return where the call goes. */
 __attribute__((used, visibility("hidden"))) void *passed(int number) {

@@ -52,6 +52,8 @@ int has_watch(void);
 
 /* Wait while the gate is shut. */
 void wait_at_gate(void);
+/* How many threads do. */
+int threads_at_gate(void);
 
 /* -- parking.c */
 

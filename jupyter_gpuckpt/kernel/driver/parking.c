@@ -633,7 +633,8 @@ static void *park(int pair[2], const uint64_t places[MOST_DEVICES], int has_pyth
     pair[0] = pair[1] = -1;
     if (!result) {
       shrink_stacks();
-      say(keeper, has_managed() || is_on_host ? "parked\n" : "parked free\n");
+      if (has_managed() || is_on_host) say(keeper, "parked\n");
+      else say(keeper, "parked free %d\n", threads_at_gate());
       python = stay_parked(has_python);
     } else {
       bring_managed_back();
@@ -671,7 +672,8 @@ static void say_what_there_is(void) {
  * - halt: no Python code runs from now on, where there is Python: "halted", this thread's id, and the descriptor that
  *   the holder is to take
  * - park, with the bytes for each GPU: "parked", or "not" and what failed; then `stay_parked`, and the end. "parked free"
- *   says that no thread can miss anything while the driver has the GPU state, as it would managed memory: others may run
+ *   says that no thread can miss anything while the driver has the GPU state, as it would managed memory: others may
+ *   run; and how many threads wait at the gate
  * - anything else: "not", and the end.
  */
 static void converse(channel *with) {
