@@ -661,6 +661,25 @@ def test_the_threads_of_a_kernel_run_while_the_driver_saves_it(start: StartKerne
     go_on(ticks)
 
 
+def test_the_threads_of_an_idle_kernel_run_once_it_was_dumped(start: StartKernel, tmp_path: Path) -> None:
+    """Not before: a cell could begin that would be in the snapshot."""
+    gpu, ticks = Gpu(tmp_path), tmp_path / "ticks"
+    notebook = start()
+    notebook.run(ON_THE_GPU)
+    notebook.run(TICKS.format(ticks=str(ticks)))
+    with gpu.held_while_it("restores"):
+        with gpu.held_while_it("checkpoints"):
+            asked = Requested(notebook, "save", {"name": "here"})
+            gpu.until_it("checkpoints")
+            cell = Asked(notebook, "later = 1")
+        gpu.until_it("restores")
+        go_on(ticks)
+        assert cell.answer()["status"] == "ok"
+    assert isinstance(asked.outcome(), dict)
+    notebook.run("%gpuckpt restore here --discard")
+    assert notebook.value("'later' in globals(), are_right()") == "False True"
+
+
 def test_a_cell_that_does_not_use_the_gpu_is_executed_while_the_driver_saves_the_kernel(
     start: StartKernel, tmp_path: Path
 ) -> None:

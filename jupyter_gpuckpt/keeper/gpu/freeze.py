@@ -50,7 +50,7 @@ _WORTH_PARKING = 256 << 20
 
 LookElsewhere = Callable[[], Elsewhere]
 """Says what of parked memory is found elsewhere."""
-RunFrom = Literal["lock", "thaw", "the end"]
+RunFrom = Literal["lock", "dump", "the end"]
 Judge = Callable[[int], None]
 """Refuses what has no room, where so many bytes of what processes have on GPUs are zeros."""
 
@@ -123,8 +123,8 @@ class GpuFreeze:
     ahead : what was begun already.
     unless_parked : why those of them are refused that could not be restored if their memory were not parked.
     run_from : from when on the processes run that park their memory, if nothing speaks against it (`Parking.let_run`):
-        from the lock on, while the driver takes their GPU state; from `thaw` on, while it brings that back; or when all
-        is back. Before that, none of their calls may pass the gate by.
+        from the lock on, while the driver takes their GPU state; from `dumped` on, while it brings that back; or when
+        all is back. Before that, none of their calls may pass the gate by.
 
     Attributes
     ----------
@@ -327,6 +327,11 @@ class GpuFreeze:
         away, self._away = self._away, []
         bring_imports_back(self._space.run_dir, away)
 
+    async def dumped(self) -> None:
+        """Note that the processes were dumped: they may run, where nothing speaks against it."""
+        if self._run_from != "the end":
+            await asyncio.to_thread(self._let_run)
+
     def _let_run(self) -> None:
         """Let the processes run on that can: nothing of theirs can reach a GPU now."""
         run = [parking.let_run() for parking in self._parkings.values()]
@@ -411,8 +416,6 @@ class GpuFreeze:
 
     def _thaw(self) -> None:
         self.watch.begin("hold")
-        if self._run_from != "the end":
-            self._let_run()
         with or_lost(), parking_.giving_back(self._parkings):
             described = self._without_parked()
             self.watch.begin("driver")

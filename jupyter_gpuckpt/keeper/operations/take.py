@@ -402,6 +402,7 @@ class _Freeze:
                 written = databases.written_by_lmdb(mapped, root) if self.left == "running" else set()
                 await self._dump(staging, gpu, criu_runs)
                 written |= databases.written_by_lmdb(mapped, root)
+                await gpu.dumped()
                 begun = await self._begun(gpu)
                 device, number = file_numbers.following(found.space.shared_memory)
                 self._end_cancelling()
@@ -507,7 +508,7 @@ class _Freeze:
         alone = list(found.on_gpu) == [found.kernel] and not self.communicators.pids
         if not (self.agent.waits_for_gpu and alone and self.left == "running"):
             return "the end"
-        return "lock" if self.agent.waits or self.refuse_late is not None else "thaw"
+        return "lock" if self.agent.waits or self.refuse_late is not None else "dump"
 
     async def _dump(self, staging: Staging, gpu: GpuFreeze, started: Callable[[int], None]) -> None:
         self.progress.check()
