@@ -18,7 +18,7 @@ import pytest
 from command_line import run
 from job_programs import Job, folder_of, program
 from keeper_faults import Asked, Criu, Requested
-from notebooks import StartKernel, wait_until
+from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client.record import KernelFolder
@@ -631,6 +631,12 @@ class Gpu:
         wait_until((self._folder / f"gpu.{does}.reached").exists, what=f"it does not {does}")
 
 
+def run_ticking(notebook: Notebook, ticks: Path) -> None:
+    """Have a kernel use the GPU, and a thread of it count in a file."""
+    notebook.run(ON_THE_GPU)
+    notebook.run(TICKS.format(ticks=str(ticks)))
+
+
 def go_on(ticks: Path) -> None:
     def ticked() -> int:
         return int(ticks.read_text() or 0)
@@ -640,10 +646,8 @@ def go_on(ticks: Path) -> None:
 
 
 def test_the_threads_of_a_kernel_run_while_the_driver_saves_it(start: StartKernel, tmp_path: Path) -> None:
-    gpu, ticks = Gpu(tmp_path), tmp_path / "ticks"
-    notebook = start()
-    notebook.run(ON_THE_GPU)
-    notebook.run(TICKS.format(ticks=str(ticks)))
+    gpu, ticks, notebook = Gpu(tmp_path), tmp_path / "ticks", start()
+    run_ticking(notebook, ticks)
     with gpu.held_while_it("restores"):
         with gpu.held_while_it("checkpoints"):
             asked = Asked(notebook, "saved = %gpuckpt save here\nprint(saved)\nare_right()")
@@ -663,10 +667,8 @@ def test_the_threads_of_a_kernel_run_while_the_driver_saves_it(start: StartKerne
 
 def test_the_threads_of_an_idle_kernel_run_once_it_was_dumped(start: StartKernel, tmp_path: Path) -> None:
     """Not before: a cell could begin that would be in the snapshot."""
-    gpu, ticks = Gpu(tmp_path), tmp_path / "ticks"
-    notebook = start()
-    notebook.run(ON_THE_GPU)
-    notebook.run(TICKS.format(ticks=str(ticks)))
+    gpu, ticks, notebook = Gpu(tmp_path), tmp_path / "ticks", start()
+    run_ticking(notebook, ticks)
     with gpu.held_while_it("restores"):
         with gpu.held_while_it("checkpoints"):
             asked = Requested(notebook, "save", {"name": "here"})
