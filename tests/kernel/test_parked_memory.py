@@ -279,7 +279,6 @@ def parks_and_may_run(held: HeldProcess, before_parking: Callable[[], object] | 
     return runs
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 def test_a_process_runs_on_where_no_thread_of_it_is_in_a_call(start: Start) -> None:
     held = start()
     process = held.process
@@ -310,7 +309,6 @@ for _ in range(3):
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 def test_a_process_runs_on_where_threads_wait_at_the_gate(start: Start, tmp_path: Path) -> None:
     """As those do that need no Python to use the GPU.
 

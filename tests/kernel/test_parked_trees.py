@@ -17,7 +17,7 @@ import psutil
 import pytest
 from command_line import run
 from job_programs import Job, folder_of, program
-from keeper_faults import Asked, Criu, Requested
+from keeper_faults import Asked, Criu, Requested, is_asleep
 from notebooks import Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt import settings
@@ -680,6 +680,18 @@ def test_the_threads_of_an_idle_kernel_run_once_it_was_dumped(start: StartKernel
     assert isinstance(asked.outcome(), dict)
     notebook.run("%gpuckpt restore here --discard")
     assert notebook.value("'later' in globals(), are_right()") == "False True"
+
+
+def test_a_save_of_a_kernel_that_sleeps_tells_of_no_work_on_a_gpu(start: StartKernel) -> None:
+    notebook = start()
+    notebook.run(ON_THE_GPU)
+    for name, asleep in (("awake", False), ("asleep", True)):
+        if asleep:
+            Requested(notebook, "sleep", {}).outcome()
+            assert is_asleep(notebook)
+        saved = Requested(notebook, "save", {"name": name}).outcome()
+        assert saved["frozen_seconds"] > 0
+        assert (saved.get("gpu_seconds") is None) == asleep
 
 
 def test_a_cell_that_does_not_use_the_gpu_is_executed_while_the_driver_saves_the_kernel(
