@@ -538,7 +538,7 @@ class _Freeze:
         asks = self.refuse_late is not None and gpu.runs
         if not (asks and channel is not None and channel.is_told_more):
             return None
-        with contextlib.suppress(AgentSilent, Odd):
+        with contextlib.suppress(AgentSilent, GpuckptError, Odd):  # the end of the freeze counts then
             return from_json(int, await channel.call("begun_since_save", {}, _SAYS))
         return None
 
