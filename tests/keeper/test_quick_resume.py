@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,16 @@ def test_what_is_asked_for_meanwhile_waits_its_turn(notebook: Notebook, slow_dis
     assert notebook.value("x") == "3"
     notebook.run("%gpuckpt restore x")
     assert notebook.value("x, saved.restored") == "1 True"
+
+
+def test_a_cell_that_ends_while_another_save_is_written_is_saved_by_itself(notebook: Notebook, slow_disk: Path) -> None:
+    slow_disk.touch()
+    save(notebook)
+    notebook.run("%gpuckpt auto on")
+    notebook.run("x = 2")
+    time.sleep(1)  # nothing tells when the keeper has looked whether it can be saved
+    slow_disk.unlink()
+    wait_until(lambda: len(names()) > 1, what="the cell is not followed by a save")
 
 
 def test_an_interrupt_ends_what_waits_and_not_what_is_written(notebook: Notebook, slow_disk: Path) -> None:

@@ -54,6 +54,9 @@ class AutoSave:
             keeper.became_idle.clear()
             if (left := self._left()) is None:
                 await asyncio.sleep(_FOLLOWS)
+            # A cell may have ended before all of a restore was done, or while somebody's own save was being written.
+            await keeper.operations.idle.wait()
+            if left is None:
                 if self._is_after_cell():
                     await self._save(between_cells=True)
             elif left <= 0:
