@@ -59,6 +59,14 @@ class Cells:
         """Tell whether a request is being executed."""
         return bool(self._running)
 
+    def latest(self) -> object:
+        """Return the request that is being executed, as something to compare with; None where there is none."""
+        return self._running[-1] if self._running else None
+
+    def saved(self) -> object:
+        """Return likewise the one that was being executed when the kernel was saved, where it still is."""
+        return next((one for one in self._running if one is self._saved), None)
+
     def received(self, header: dict[str, Any], frames: list[bytes]) -> None:
         """Note a request that has come and is not being executed yet."""
         msg_id = header["msg_id"]
@@ -260,9 +268,8 @@ class Cells:
 
     def adopt(self, asked: Asked) -> bool:
         """Make the cell that was saved in its middle answer what was asked; False where none was, or it has ended."""
-        if not asked.get("cell") or not any(one is self._saved for one in self._running):
+        if not asked.get("cell") or self._saved is None or self.saved() is None:
             return False
-        assert self._saved is not None
         idents, message = self._saved
         cell = asked["cell"]
         idents[:] = [bytes.fromhex(ident) for ident in cell["idents"]]

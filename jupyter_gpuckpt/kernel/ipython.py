@@ -41,8 +41,6 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
     agent: Agent | None = None
     _held: list[Any] | None = None
     """What came while a kernel that wakes must not execute anything yet; None otherwise."""
-    _stopping: Interruption | None = None
-    """Of the cell that runs, which is to stop where it was saved; None otherwise."""
     _question: tuple[str, Any, Any, bool] | None = None
     _pending: ClassVar[deque[Any]] = deque(maxlen=32)
     """The last C functions that the main thread was given: Python has room for no more, and does not keep them."""
@@ -53,6 +51,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             parking.prepare()
             keep_cells_private()
         super().__init__(**kwargs)
+        self._interruption = Interruption(self.shell)
         for kind in ("comm_open", "comm_msg", "comm_close"):
             self.shell_handlers[kind] = self._wakes(self.shell_handlers[kind])
 
@@ -75,31 +74,33 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Execute code (called by ipykernel within `execute_request`); a kernel that sleeps is woken before."""
+        reply: dict[str, Any] = {"status": "ok", "execution_count": self.execution_count}
+        cell = None if self.agent is None else self.agent.cells.latest()
+        with self._interruption.possible(cell) as was_interrupted:
+            reply = await self._wake_and_execute(code, silent, *args, **kwargs)
+        if was_interrupted() or reply.get("ename") == StoppedHere.__name__:
+            # It was asked for: the cells behind it are executed.
+            reply = {"status": "ok", "execution_count": reply["execution_count"], "payload": [], "user_expressions": {}}
+        if self.agent is not None:
+            if reply["status"] == "error" and not silent and not self.agent.sleeping.is_asleep:
+                make_room_after(self.agent, reply)
+            self.agent.reconnection.until_heard()
+            self.agent.leaving.reply()
+        return reply
+
+    async def _wake_and_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if self.agent is not None and self.agent.sleeping.needs_waking(code):
             failure = wake_for_cell(self.agent, self.shell, silent)
             if failure is not None:
                 if not silent:
                     self.send_response(self.iopub_socket, "error", failure)
                 return {"status": "error", "execution_count": self.execution_count, **failure}
-        try:
-            reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
-        finally:
-            stopping, self._stopping = self._stopping, None
-            was_stopped = stopping is not None and stopping.is_over()
-        if was_stopped or reply.get("ename") == StoppedHere.__name__:
-            # It was asked for: the cells behind it are executed.
-            reply = {"status": "ok", "execution_count": reply["execution_count"], "payload": [], "user_expressions": {}}
-        if self.agent is not None:
-            if reply["status"] == "error" and not silent:
-                make_room_after(self.agent, reply)
-            self.agent.reconnection.until_heard()
-            self.agent.leaving.reply()
+        reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
         return reply
 
-    def stop_cell(self) -> None:
-        """Interrupt the cell that runs; it ends without an error (called by the agent, in a thread of its own)."""
-        self._stopping = Interruption(self.shell)
-        self._stopping.interrupt()
+    def stop_cell(self, cell: object) -> None:
+        """Interrupt this cell if it still runs; it ends without an error (called by the agent, in its own thread)."""
+        self._interruption.interrupt(cell)
 
     def do_complete(self, code: str, cursor_pos: int | None) -> Any:
         """Complete code (called by ipykernel); while the kernel sleeps there are no completions: they may evaluate."""

@@ -136,7 +136,7 @@ class Reconnection:
         agent.executed.restored = show.label_of(restored)
         if asked.get("cell") and not asked.get("from_outside"):
             # A cell that goes on from the save answers under its own number.
-            count = agent.executed.latest if agent.cells.are_running() else agent.kernel.execution_count
+            count = agent.executed.latest if agent.cells.saved() is not None else agent.kernel.execution_count
             agent.executed.note(asked["cell"].get("id", ""), count)
         self._mended.wait(_MENDING)
         renewal.renew()
@@ -159,8 +159,8 @@ class Reconnection:
         else:
             agent.cells.refuse_queued(asked)
         waits = agent.keeper.awaited_by_cell(_TAKEN_FOR)
-        if restored.stop_here and agent.cells.are_running() and not waits:
-            agent.kernel.stop_cell()  # it was saved from outside, in its middle
+        if restored.stop_here and not waits:
+            agent.kernel.stop_cell(agent.cells.saved())  # where it was saved from outside, in its middle
         self._run_back = run
         agent.keeper.end_all(_TAKEN_FOR, result, _overtaken)
         # Not before the answer: clients may be long in coming back, and widgets take a moment to import.

@@ -293,6 +293,30 @@ def test_what_removed_snapshots_leave_behind_does_not_fill_the_store(notebook: N
     notebook.run("%gpuckpt auto off")
 
 
+def test_the_cell_after_an_undo_is_never_interrupted(notebook: Notebook) -> None:
+    """It may run before all of the undo is done, and is not the one that was saved."""
+    notebook.run(
+        "import time\n"
+        "from jupyter_gpuckpt.kernel.reconnection import Reconnection\n"
+        "def answer(self, *args, **kwargs):\n"
+        "    begun, end = self._agent.cells.begun, time.monotonic() + 60\n"
+        "    answer.was(self, *args, **kwargs)\n"
+        "    while self._agent.cells.begun == begun and time.monotonic() < end:\n"
+        "        time.sleep(0.01)\n"
+        "answer.was, Reconnection._answer_restored = Reconnection._answer_restored, answer"
+    )
+    notebook.run("%gpuckpt auto on")
+    run_saved(notebook, "x = 1")
+    run_saved(notebook, "x = 2")
+    notebook.run("%gpuckpt undo")
+    assert notebook.run("for _ in range(100): time.sleep(0.01)\nx += 10").text == ""
+    assert notebook.look("x") == "11"
+    notebook.run("%gpuckpt undo")
+    assert notebook.look("x") == "1"
+    notebook.run("Reconnection._answer_restored = answer.was")
+    notebook.run("%gpuckpt auto off")
+
+
 def test_only_cells_that_ran_for_long_are_followed_by_a_save(notebook: Notebook) -> None:
     notebook.run("import time; x = 0")
     notebook.run("%gpuckpt auto on --after 0.5s")
