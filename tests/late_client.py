@@ -1,4 +1,4 @@
-"""A client whose requests are under way for long."""
+"""Clients whose requests are under way for long, or who are slow to take what a kernel says."""
 
 from __future__ import annotations
 
@@ -7,41 +7,72 @@ import json
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jupyter_client import BlockingKernelClient
 from notebooks import PATIENCE, Notebook
 
-__all__ = ["late_client"]
+__all__ = ["late_client", "slow_client"]
 
 
 @contextlib.contextmanager
 def late_client(notebook: Notebook) -> Iterator[tuple[BlockingKernelClient, Callable[[], None]]]:
     """Give another client, and what has its requests be under way until the kernel's side closes its connection."""
+    held = threading.Event()
+    with _client(notebook, "shell_port", lambda client, kernel: _hold(client, kernel, held)) as client:
+        yield client, held.set
+
+
+@contextlib.contextmanager
+def slow_client(notebook: Notebook) -> Iterator[tuple[BlockingKernelClient, threading.Event]]:
+    """Give another client, which takes what the kernel publishes while the event is set, and never much at once."""
+    takes = threading.Event()
+    takes.set()
+    with _client(notebook, "iopub_port", lambda client, kernel: _take(client, kernel, takes)) as client:
+        yield client, takes
+
+
+@contextlib.contextmanager
+def _client(
+    notebook: Notebook, channel: str, connect: Callable[[socket.socket, socket.socket], None]
+) -> Iterator[BlockingKernelClient]:
+    """Give a client of which each connection to a channel is one to `connect` to the kernel's."""
     connection = json.loads(Path(notebook.manager.connection_file).read_text())
-    port, held = connection["shell_port"], threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as relay:
-        threading.Thread(target=_relay, args=(relay, port, held), daemon=True).start()
+        threading.Thread(target=_relay, args=(relay, connection[channel], connect), daemon=True).start()
         client = BlockingKernelClient()
-        client.load_connection_info(connection | {"shell_port": relay.getsockname()[1]})
+        client.load_connection_info(connection | {channel: relay.getsockname()[1]})
         client.start_channels()
         try:
             client.wait_for_ready(PATIENCE)
-            yield client, held.set
+            yield client
         finally:
             client.stop_channels()
             relay.shutdown(socket.SHUT_RDWR)
 
 
-def _relay(relay: socket.socket, port: int, held: threading.Event) -> None:
+def _relay(relay: socket.socket, port: int, connect: Callable[[socket.socket, socket.socket], None]) -> None:
     with contextlib.suppress(OSError):
         while True:
             client, kernel = relay.accept()[0], socket.create_connection(("127.0.0.1", port))
-            threading.Thread(target=_connect, args=(client, kernel, held), daemon=True).start()
+            threading.Thread(target=connect, args=(client, kernel), daemon=True).start()
 
 
-def _connect(client: socket.socket, kernel: socket.socket, held: threading.Event) -> None:
+def _take(client: socket.socket, kernel: socket.socket, takes: threading.Event) -> None:
+    with contextlib.suppress(OSError), client, kernel:
+        while True:
+            ready, _, _ = select.select([client, kernel] if takes.is_set() else [client], [], [], 0.001)
+            for one, other in ((client, kernel), (kernel, client)):
+                if one in ready:
+                    if not (data := one.recv(1 << 16)):
+                        return
+                    other.sendall(data)
+            time.sleep(0.002)
+
+
+def _hold(client: socket.socket, kernel: socket.socket, held: threading.Event) -> None:
     """Pass on what the two say; what is `held`, when the kernel's side is closed, and that of the next connection."""
     waiting = b""
     with contextlib.suppress(OSError), client, kernel:

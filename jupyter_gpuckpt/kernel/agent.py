@@ -54,6 +54,12 @@ _ENDS_CELL = frozenset({"restore", "undo", "redo"})
 """What ends the cell that asked for it, in a kernel that is restored from what was saved before that."""
 
 
+_AT_ONCE = frozenset(
+    {"asleep", "auto_saved", "executed", "identity", "interrupted", "leaves", "not_woken", "stops_sending"}
+)
+"""What is done while a hook may hang."""
+
+
 class Agent:
     """One a kernel; started by `start`.
 
@@ -159,7 +165,7 @@ class Agent:
             return
         if message["call"] == "new_keeper":
             self._new_keeper(message["id"], **message["args"])
-        elif message["call"] in ("asleep", "auto_saved", "executed", "identity", "interrupted", "leaves", "not_woken"):
+        elif message["call"] in _AT_ONCE:
             self._call(message)
         else:
             self.later(partial(self._call, message))
@@ -190,6 +196,7 @@ class Agent:
             "interrupted": self._interrupted,
             "leaves": self.leaving.begin,
             "stays": self._stays,
+            "stops_sending": self.reconnection.stop_sending,
             "resumed": self.reconnection.resumed,
             "woken": self.reconnection.woken,
             "answer": self.reconnection.answer,

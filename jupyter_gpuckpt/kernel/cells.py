@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from .executed import cell_id
@@ -232,11 +233,12 @@ class Cells:
             return
         read = threading.Event()
 
-        def read_all() -> None:
+        def flush(then: Callable[[], None]) -> None:
             self._kernel.shell_stream.flush()
-            thread.io_loop.add_callback(read.set)  # behind what each of them has begun
+            thread.io_loop.add_callback(then)  # behind what each request has begun
 
-        thread.io_loop.add_callback(read_all)
+        # Twice: a reply comes from the main thread first, and is sent in a second turn.
+        thread.io_loop.add_callback(flush, partial(flush, read.set))
         read.wait(_COMING_TIMEOUT)
 
     def _read(self) -> None:

@@ -13,21 +13,21 @@ import struct
 import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..linux import tcp_info
 
-__all__ = ["COMING_BACK", "introduced", "until_zmq_has_acted", "wait_for_peers"]
+__all__ = ["COMING_BACK", "introduced", "until_all_is_sent", "until_zmq_has_acted", "wait_for_peers"]
 
 # ZMTP 3.0: a greeting of 64 bytes, a READY command of at least 27, and on iopub a subscription of at least 3.
-_INTRODUCED = 94
+_GREETED, _INTRODUCED = 91, 94
 # With CurveZMQ: a HELLO of 202, an INITIATE of 285 (iopub) or 301 and more, and on iopub a subscription of at least 45.
-_INTRODUCED_BY_CURVE = 560
+_GREETED_BY_CURVE, _INTRODUCED_BY_CURVE = 551, 560
 COMING_BACK = 10.0
 """How long clients may take to connect again before they are answered, in seconds."""
-_INTRODUCING = 2.0  # how long clients that are connected may take to say who they are, in seconds
+_SUBSCRIBING = 2.0  # how long clients whose own threads have greeted may take to say what they want, in seconds
 _ACTING = 0.5  # how long zmq's threads may take to act on what they have read, in seconds
 _ACTING_UNSEEN = 0.02  # the same where the system does not tell, in seconds
 _PASSED_ON = 0.002
@@ -42,18 +42,18 @@ def wait_for_peers(
 ) -> bool:
     """Wait until as many clients as before are connected again, by local port: what is sent earlier is lost to them.
 
-    On a busy machine they may take seconds to connect, but `connecting` at most: one that has gone does not come back.
-    Two seconds later they have said who they are, except those that do not look at what the kernel says. Nor are they
-    waited for any more when `unless` says so. Return whether all are there.
+    On a busy machine they may take seconds to connect and to greet, but `connecting` at most: one that has gone does
+    not come back. Two seconds later they have said what they want, except those that do not look at what the kernel
+    says. Nor are they waited for any more when `unless` says so. Return whether all are there.
     """
-    deadline, all_connected = time.monotonic() + connecting, False
+    deadline, all_have_greeted = time.monotonic() + connecting, False
     while time.monotonic() < deadline and not unless():
-        connected, present = _clients(encrypted=encrypted)
+        greeted, present = _clients(encrypted=encrypted)
         if all(present[port] >= count for port, count in expected.items()):
             until_zmq_has_acted()
             return True
-        if not all_connected and all(connected[port] >= count for port, count in expected.items()):
-            all_connected, deadline = True, min(deadline, time.monotonic() + _INTRODUCING)
+        if not all_have_greeted and all(greeted[port] >= count for port, count in expected.items()):
+            all_have_greeted, deadline = True, min(deadline, time.monotonic() + _SUBSCRIBING)
         time.sleep(0.005)
     return False
 
@@ -64,6 +64,16 @@ def until_zmq_has_acted() -> None:
     while (waiting := _zmq_waits()) is False and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(_ACTING_UNSEEN if waiting is None else _PASSED_ON)
+
+
+def until_all_is_sent(seconds: float) -> None:
+    """Wait likewise until clients have taken all that is for them, for so many seconds at most: one may be slow."""
+    deadline = time.monotonic() + seconds
+    while True:
+        until_zmq_has_acted()  # there is more to send where the system had no room for it
+        if (_zmq_waits() is not False and not _unsent()) or time.monotonic() > deadline:
+            return
+        time.sleep(0.005)
 
 
 def _zmq_waits() -> bool | None:
@@ -82,37 +92,54 @@ def introduced(*, encrypted: bool) -> Counter[int]:
 
 
 def _clients(*, encrypted: bool) -> tuple[Counter[int], Counter[int]]:
-    """Return how many clients are connected, by local port, and how many of them have introduced themselves.
+    """Return how many clients have greeted, by local port, and how many of them have introduced themselves.
 
     The kernel is a client of itself as well, which is no other: nothing that it says is lost to it.
     """
-    least = _INTRODUCED_BY_CURVE if encrypted else _INTRODUCED
+    greeting, least = (_GREETED_BY_CURVE, _INTRODUCED_BY_CURVE) if encrypted else (_GREETED, _INTRODUCED)
     # Between two files of one look, the kernel may connect to itself or end that: the other look has both of its ends.
     before, now = _heard_by_connection(), _heard_by_connection()
     ends = before.keys() | now.keys()
     others = {(here, there): now[here, there] for here, there in before.keys() & now if (there, here) not in ends}
-    return Counter(here[1] for here, _ in others), Counter(here[1] for (here, _), n in others.items() if n >= least)
+
+    def having_said(size: int) -> Counter[int]:
+        return Counter(here[1] for (here, _), heard in others.items() if heard >= size)
+
+    return having_said(greeting), having_said(least)
 
 
 def _heard_by_connection() -> dict[tuple[Any, Any], int]:
     """Return how many bytes came on each TCP connection, by both of its ends; none where some were not read yet."""
     heard: dict[tuple[Any, Any], int] = {}  # a socket has another file descriptor while another thread looks at it
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
-        try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as s:
-                if s.type != socket.SOCK_STREAM or s.family not in (
-                    socket.AF_INET,
-                    socket.AF_INET6,
-                ):
-                    continue
-                ends = s.getsockname(), s.getpeername()
-                unread = struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
-                # One that the keeper has half closed is not there any more: nothing can be sent on it.
-                if tcp_info.state(s) != tcp_info.ESTABLISHED:
-                    continue
+    for s in _connections():
+        with contextlib.suppress(OSError):
+            ends = s.getsockname(), s.getpeername()
+            unread = _bytes_left(s, termios.FIONREAD)
+            # One that the keeper has half closed is not there any more: nothing can be sent on it.
+            if tcp_info.state(s) == tcp_info.ESTABLISHED:
                 heard[ends] = 0 if unread else tcp_info.bytes_received(s)
-        except OSError:
-            continue
     return heard
+
+
+def _unsent() -> int:
+    """Return how many bytes of this process's have not been taken yet by whom they were sent to by TCP (tcp(7))."""
+    total = 0
+    for s in _connections():
+        with contextlib.suppress(OSError):
+            if tcp_info.state(s) == tcp_info.ESTABLISHED:
+                total += _bytes_left(s, termios.TIOCOUTQ)
+    return total
+
+
+def _bytes_left(s: socket.socket, which: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(s, which, bytes(4)))[0])
+
+
+def _connections() -> Iterator[socket.socket]:
+    """Give this process's TCP sockets one after another, each for as long as it is looked at."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - file descriptors are not paths
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
+                with socket.socket(fileno=os.dup(int(name))) as s:
+                    if s.type == socket.SOCK_STREAM and s.family in (socket.AF_INET, socket.AF_INET6):
+                        yield s

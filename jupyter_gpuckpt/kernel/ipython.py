@@ -84,7 +84,6 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if self.agent is not None:
             if reply["status"] == "error" and not silent and not self.agent.sleeping.is_asleep:
                 make_room_after(self.agent, reply)
-            self.agent.reconnection.until_heard()
             self.agent.leaving.reply()
         return reply
 

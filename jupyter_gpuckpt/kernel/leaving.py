@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .cells import Cells
@@ -43,11 +43,20 @@ class Leaving:
         encrypted = is_encrypted(self._kernel.parent)
         self.clients = introduced(encrypted=encrypted)
         self._stays.clear()
+        self.until_said()
+
+    def until_said(self, then: Callable[[], object] = lambda: None) -> None:
+        """Return when all that was said is on its way; what is said later is behind what is done `then`."""
         deadline = time.monotonic() + _ON_ITS_WAY
         while self._replying and time.monotonic() < deadline:
             time.sleep(_LOOK)
         said = threading.Event()
-        self._kernel.iopub_thread.schedule(said.set)
+
+        def go_on() -> None:
+            said.set()
+            then()
+
+        self._kernel.iopub_thread.schedule(go_on)
         self.have_read()
         said.wait(_ON_ITS_WAY)
         until_zmq_has_acted()
@@ -80,13 +89,16 @@ class Leaving:
             self.replied()
 
     def reply(self) -> None:
-        """Wait likewise before a reply, which is on its way until it was `replied`."""
-        thread = threading.get_ident()
+        """Wait likewise, and for it to be heard, before a reply, which is on its way until it was `replied`."""
+        thread, reconnection = threading.get_ident(), self._kernel.agent.reconnection
         self._replying.add(thread)
-        while self.is_under_way():
+        while self.is_under_way() or not reconnection.is_heard():
             self._replying.discard(thread)
             self.wait()
+            heard = reconnection.until_heard()
             self._replying.add(thread)
+            if not heard:
+                break
 
     def replied(self) -> None:
         """Note that the reply of this thread was sent, or that there is none."""

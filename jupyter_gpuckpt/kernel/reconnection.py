@@ -21,7 +21,7 @@ from ..operations import results
 from ..spelling import in_a_cell
 from . import cpu_time, debugger, hooks, new_environment, rebinding, renewal, show, start_times
 from .cells import Asked
-from .clients import COMING_BACK, wait_for_peers
+from .clients import COMING_BACK, until_all_is_sent, wait_for_peers
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -31,6 +31,7 @@ __all__ = ["Reconnection"]
 _TAKEN_FOR = frozenset({"save", "fork", "restore", "undo", "redo"})
 """What a cell asks for whose end a restored kernel tells it: what was restored was taken for that."""
 _MENDING = 20.0  # how long a restored kernel waits for the debugger to be mended, in seconds
+_TAKING = 2.0  # how long clients may take to take what was said before a hibernation, in seconds
 _LOOKING = 2.0  # how long one that has asked for something may take to look at what comes of it, in seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
@@ -89,7 +90,9 @@ class Reconnection:
         self._agent.cells.come_back()
         if waited is not None:
             self._agent.cells.forget(waited)
-        if hold:
+        if not hold:
+            self._heard.set()  # it may be one that was hibernated
+        else:
             # Nobody hears yet what a cell prints that runs on.
             self._heard.clear()
             self._agent.kernel.iopub_thread.schedule(self.until_heard)
@@ -204,14 +207,35 @@ class Reconnection:
         self._agent.later(partial(self._be_heard, "awake"))
         return {"faults": faults}
 
-    def until_heard(self) -> None:
-        """Wait in a kernel that wakes until clients hear it; where nobody tells that they do, not for ever.
+    def stop_sending(self) -> None:
+        """Send nothing from now on, until the kernel goes on or is `woken`; return when what was said is on its way.
+
+        It is about to be hibernated: its clients are disconnected, and what had not reached them would be lost.
+        """
+        self._heard.clear()
+        self._agent.leaving.until_said(self.until_heard)
+        until_all_is_sent(_TAKING)
+
+    def is_heard(self) -> bool:
+        """Tell whether clients hear this kernel.
 
         A cell may end before the agent has read that this is another run: so it is looked for here as well.
         """
-        with self._knows_who_it_is:
-            self._knows_who_it_is.wait_for(lambda: self._is_this(self._run_id), settings.hook_timeout())
-        self._heard.wait(settings.hook_timeout())
+        return self._is_this(self._run_id) and self._heard.is_set()
+
+    def until_heard(self) -> bool:
+        """Wait until clients hear this kernel; where nobody tells that they do, not for ever: return whether they do.
+
+        A kernel that was hibernated meanwhile waits anew.
+        """
+        run = None
+        while (now := self._current_run_id()) != run:
+            run = now
+            with self._knows_who_it_is:
+                self._knows_who_it_is.wait_for(lambda: self._is_this(self._run_id), settings.hook_timeout())
+            if self._heard.wait(settings.hook_timeout()):
+                return True
+        return False
 
     def until_known(self) -> None:
         """Wait in a kernel that was just restored until it knows its key, and which requests waited at its save."""
@@ -237,6 +261,9 @@ class Reconnection:
         """This kernel goes on: have its next request wait for clients that were cut off for a hibernation."""
         self._look_who_was_cut_off()
         (self._run_dir / settings.CUT_OFF).unlink(missing_ok=True)
+        if not self._heard.is_set():
+            self._wait_for_clients()
+            self._heard.set()
 
     def _look_who_was_cut_off(self) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -26,7 +26,7 @@ from keeper_faults import (
     status,
     store,
 )
-from late_client import late_client
+from late_client import late_client, slow_client
 from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.client.listing import hibernated
@@ -162,6 +162,31 @@ while not go[0]: pass
     assert cell.answer()["status"] == "ok"
     notebook.run("del sys.stdout.flush, sys.stderr.flush")
     assert_awake(notebook)
+
+
+def test_nothing_is_lost_of_what_a_cell_says_before_its_kernel_is_frozen(notebook: Notebook) -> None:
+    """A client that is slow to take it has time for that."""
+    with slow_client(notebook) as (client, takes):
+
+        def is_asked() -> bool:
+            for one in (notebook.client, client):
+                one.iopub_channel.socket.poll(0)  # who does not look at what is printed is waited for
+            return bool(client.stdin_channel.socket.poll(0))
+
+        takes.clear()
+        cell = client.execute("for n in range(20): print(str(n % 10) * 1_000_000)\ninput()", allow_stdin=True)
+        client.get_stdin_msg(timeout=PATIENCE)
+        hibernated = Requested(notebook, "hibernate", {}, lambda stage: takes.set() if stage == "freezing" else None)
+        hibernated.outcome()
+        woken, printed = Requested(notebook, "wake", {}), ""
+        wait_until(is_asked)
+        client.get_stdin_msg()
+        client.input("")
+        while (message := client.get_iopub_msg(timeout=PATIENCE))["content"].get("execution_state") != "idle":
+            if message["msg_type"] == "stream" and message["parent_header"]["msg_id"] == cell:
+                printed += message["content"]["text"]
+        woken.outcome()
+        assert printed.split() == [str(n % 10) * 1_000_000 for n in range(20)]
 
 
 _CHILDREN = """

@@ -36,11 +36,11 @@ class _Client:
             self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=connection)
         self.here = listener.accept()[0]
 
-    def introduce(self) -> None:
+    def introduce(self, said: bytes = _INTRODUCTION) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(_INTRODUCTION)
+        self._process.stdin.write(said)
         self._process.stdin.flush()
-        assert self.here.recv(len(_INTRODUCTION), socket.MSG_WAITALL) == _INTRODUCTION
+        assert self.here.recv(len(said), socket.MSG_WAITALL) == said
 
     def close(self) -> None:
         self._process.communicate()
@@ -96,28 +96,25 @@ def test_nor_is_it_one_while_it_connects_to_itself(listener: socket.socket, monk
             one.close()
 
 
-def test_clients_that_take_long_to_connect_are_waited_for_longer_than_those_that_say_nothing(
+def test_clients_that_take_long_to_greet_are_waited_for_longer_than_those_that_want_nothing(
     listener: socket.socket,
 ) -> None:
     port = listener.getsockname()[1]
-    with contextlib.closing(_Client(listener)) as client:
+    with contextlib.closing(_Client(listener)) as client, contextlib.closing(_Client(listener)) as later:
+        client.introduce(bytes(clients._GREETED))
         began = time.monotonic()
         assert not clients.wait_for_peers({port: 1}, encrypted=False, connecting=60)
         assert time.monotonic() - began < 60
-        later: list[_Client] = []
 
-        def connect() -> None:
-            time.sleep(clients._INTRODUCING + 1)
-            later.append(_Client(listener))
-            later[0].introduce()
+        def greet() -> None:
+            time.sleep(clients._SUBSCRIBING + 1)
+            later.introduce()
 
         client.introduce()
-        thread = threading.Thread(target=connect)
+        thread = threading.Thread(target=greet)
         thread.start()
         assert clients.wait_for_peers({port: 2}, encrypted=False, connecting=60)
         thread.join()
-        for one in later:
-            one.close()
 
 
 def test_zmq_reaches_a_client_when_its_threads_have_acted() -> None:

@@ -58,6 +58,8 @@ log = logging.getLogger("gpuckpt.keeper")
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
 _SAYS = 0.1
 """How long the kernel has to say what it does, while it is off its GPU, in seconds."""
+_LAST_WORDS = 4.0
+"""How long the kernel may take to have all that it has said sent, in seconds."""
 _BLOCK = 512
 """What `st_blocks` counts, in bytes."""
 _NO_MEMORY = "It was paused until it was written to disk: there is too little free memory to buffer it."
@@ -388,6 +390,8 @@ class _Freeze:
             await asyncio.to_thread(self._take_communicators_down)
             await self.progress.enter("freezing", quiet=True)
             began = self.communicators.began or time.monotonic()
+            if self.left == "stopped":
+                await self._have_it_stop_sending()
             await gpu.freeze(parks)
             async with contextlib.AsyncExitStack() as undoing_freeze:
                 undoing_freeze.push_async_callback(gpu.thaw)
@@ -460,6 +464,12 @@ class _Freeze:
             keeper.state.operation = None
             keeper.note_state()
         return staging, frozen
+
+    async def _have_it_stop_sending(self) -> None:
+        """Have all that the kernel has said reach its clients, and nothing more come: they are disconnected next."""
+        if self.keeper.launch.agent and self.keeper.channel is not None:
+            with contextlib.suppress(AgentSilent, GpuckptError):  # it is busy with Python's lock, or of before this
+                await self.keeper.channel.call("stops_sending", {}, _LAST_WORDS)
 
     def _judge(self, zeros: int) -> None:
         """Refuse what has no room, where so many bytes of GPU memory are zeros."""
