@@ -20,6 +20,7 @@ from .debugger import keep_cells_private
 from .executed import cell_id
 from .gpu_room import make_room_after
 from .magic import register
+from .senders import Senders
 from .stopping import Interruption, StoppedHere
 from .waking import wake_for_cell
 
@@ -52,6 +53,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             keep_cells_private()
         super().__init__(**kwargs)
         self._interruption = Interruption(self.shell)
+        self._senders = Senders()
         for kind in ("comm_open", "comm_msg", "comm_close"):
             self.shell_handlers[kind] = self._wakes(self.shell_handlers[kind])
 
@@ -136,6 +138,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     async def shell_channel_thread_main(self, msg: list[Any]) -> None:
         """Note a request when it arrives (called by ipykernel 7 in the thread that reads the shell channel)."""
+        msg = self._senders.address(msg, self.header_of(msg))
         if self._held is not None:
             self._held.append(msg)
             return
@@ -152,6 +155,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     def schedule_dispatch(self, dispatch: Any, *args: Any) -> None:
         """Note that a request has come (called by ipykernel 6 when it has read one, and for calls of its own)."""
+        if dispatch == self.dispatch_shell:
+            args = (self._senders.address(args[0], self.header_of(args[0])), *args[1:])
         if self._held is not None and dispatch == self.dispatch_shell:
             self._held.append(args[0])
             return

@@ -189,6 +189,35 @@ def test_nothing_is_lost_of_what_a_cell_says_before_its_kernel_is_frozen(noteboo
         assert printed.split() == [str(n % 10) * 1_000_000 for n in range(20)]
 
 
+def test_a_request_that_the_kernel_had_not_read_is_answered_to_who_asked(notebook: Notebook, tmp_path: Path) -> None:
+    """Its client has connected anew when it is read."""
+    go = tmp_path / "go"
+    code = f"""
+import time
+from pathlib import Path
+def wait():
+    while not Path({str(go)!r}).exists(): time.sleep(0.01)
+get_ipython().kernel.shell_channel_thread.io_loop.add_callback(wait)
+print("begun", flush=True)
+wait()
+"""
+    cell = Asked(notebook, code)
+    notebook.until_printed("begun")
+    later = Asked(notebook, "later = 1")
+    hibernate(notebook)
+    woken = Requested(notebook, "wake", {})
+
+    def is_awake() -> bool:
+        notebook.client.iopub_channel.socket.poll(0)  # who does not look at what is printed is waited for
+        return not woken.is_alive()
+
+    wait_until(is_awake)
+    go.touch()
+    assert cell.answer()["status"] == "ok"
+    assert later.answer()["status"] == "ok"
+    assert_awake(notebook)
+
+
 _CHILDREN = """
 import os, signal, subprocess
 x = 1
