@@ -27,6 +27,7 @@ from .waking import wake_for_cell
 log = logging.getLogger("gpuckpt.agent")
 
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_RUNS_CODE = frozenset({"execute_request", "comm_open", "comm_msg", "comm_close"})
 _NO_REQUEST = b"gpuckpt: see to the main loop"
 
 # ipykernel's app imports its kernel's class before it binds anything, and makes the kernel afterwards.
@@ -177,7 +178,10 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             if hasattr(self, "msg_queue"):  # ipykernel 6 has taken it from there
                 self._note(msg)
             self.agent.leaving.wait()
-        if self.agent.cells.begins(self.header_of(msg)):
+        header = self.header_of(msg)
+        if header.get("msg_type") in _RUNS_CODE:
+            await self.agent.reconnection.until_ready()
+        if self.agent.cells.begins(header):
             try:
                 await super().dispatch_shell(msg, *args, **kwargs)
             finally:

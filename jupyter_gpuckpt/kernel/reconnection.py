@@ -6,9 +6,11 @@ clients, and answers the cell that asked.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,7 @@ _TAKEN_FOR = frozenset({"save", "fork", "restore", "undo", "redo"})
 """What a cell asks for whose end a restored kernel tells it: what was restored was taken for that."""
 _MENDING = 20.0  # how long a restored kernel waits for the debugger to be mended, in seconds
 _TAKING = 2.0  # how long clients may take to take what was said before a hibernation, in seconds
+_LOOK = 0.005  # seconds between two looks at whether all is done that comes before a request
 _LOOKING = 2.0  # how long one that has asked for something may take to look at what comes of it, in seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
@@ -46,7 +49,7 @@ class Reconnection:
         self._token = ""
         self._environment = new_environment.NewEnvironment()
         self._run_id = self._run_of_requests = self._current_run_id()
-        self._run_told = self._run_back = self._run_id
+        self._run_told = self._run_ready = self._run_back = self._run_id
         self._knows_who_it_is = threading.Condition()
         self._heard = threading.Event()
         self._heard.set()
@@ -151,6 +154,7 @@ class Reconnection:
             if copy.reseed:
                 faults += renewal.reseed(agent.kernel.shell.user_ns)
         faults += hooks.run_after(hooks.restored_with(self._environment))
+        self._run_ready = run
         if asked.get("cell") or asked.get("owed") or asked.get("queued"):
             self._wait_for_clients()
         notes = show.not_executed_again(0 if copy is not None else agent.cells.forgotten(asked))
@@ -199,6 +203,7 @@ class Reconnection:
             if self._agent.cells.are_running():
                 self._agent.kernel.ask_again()
         finally:
+            self._run_ready = self._current_run_id()
             self._heard.set()
             self._agent.cells.take_queued({"queued": filter(None, requests)})
             self._agent.kernel.in_main_loop(self._agent.kernel.hold, False)
@@ -241,6 +246,12 @@ class Reconnection:
         """Wait in a kernel that was just restored until it knows its key, and which requests waited at its save."""
         with self._knows_who_it_is:
             self._knows_who_it_is.wait_for(lambda: self._is_this(self._run_of_requests), settings.hook_timeout())
+
+    async def until_ready(self) -> None:
+        """Wait in a kernel that was restored until its hooks were run: no cell is to come before; but not for ever."""
+        deadline = time.monotonic() + settings.hook_timeout()
+        while not self._is_this(self._run_ready) and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK)
 
     def _is_this(self, run: str) -> bool:
         """Tell whether the run folder is of this run; one that does not say, since it was removed, counts as so."""

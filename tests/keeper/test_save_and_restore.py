@@ -98,6 +98,22 @@ def test_a_restored_kernel_is_interrupted_restarted_and_shut_down_like_any_other
     assert not notebook.folder.exists()
 
 
+def test_no_cell_runs_in_a_restored_kernel_before_its_hooks(notebook: Notebook, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    notebook.run(
+        "import jupyter_gpuckpt, pathlib, time; ready = []\n"
+        "@jupyter_gpuckpt.after_restore\n"
+        "def make_ready(how):\n"
+        "    if how.restored:\n"
+        f"        pathlib.Path({str(begun)!r}).touch(); time.sleep(1); ready.append(1)"
+    )
+    Requested(notebook, "save", {"name": "unready"}).outcome()  # between two cells
+    restored = Requested(notebook, "restore", {"name": "unready"})
+    wait_until(begun.exists)
+    assert notebook.value("ready") == "[1]"
+    restored.outcome()
+
+
 def test_the_cells_behind_a_restore_are_executed_by_the_restored_kernel(notebook: Notebook) -> None:
     """As with "Run All", which sends every cell at once."""
     notebook.run("x = 1")
