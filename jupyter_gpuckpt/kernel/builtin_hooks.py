@@ -164,6 +164,8 @@ class Housekeeping:
         history.init_db()
         if new_session:
             history.new_session()
+        if (begun := getattr(history, "save_thread", None)) is not None:  # by a cell that began meanwhile
+            begun.stop()
         history.save_thread = HistorySavingThread(history)
         history.save_thread.start()
 

@@ -938,6 +938,16 @@ def test_the_history_of_cells_goes_on_in_a_session_of_its_own(start: StartKernel
         assert "not unique" not in "".join(shown) + logged(notebook)
 
 
+def test_a_cell_that_begins_during_a_save_leaves_no_thread_of_its_history_behind(start: StartKernel) -> None:
+    """IPython begins another one for it, while the kernel's own has ended."""
+    notebook = start()
+    notebook.run("housekeeping = get_ipython().kernel.agent.housekeeping; housekeeping._close_history()")
+    notebook.run("'a cell'; housekeeping._open_history(new_session=False)")
+    threads = "[thread.name for thread in __import__('threading').enumerate()]"
+    assert value(notebook, f"{threads}.count('IPythonHistorySavingThread')") == "1"
+    wait_until(lambda: "'a cell'" in str(rows()))
+
+
 def logged(notebook: Notebook) -> str:
     """What the kernel wrote on its standard output past the notebook."""
     return "".join(path.read_text() for path in notebook.folder.glob("run-*/kernel.log"))
