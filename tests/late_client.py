@@ -56,7 +56,12 @@ def _client(
 def _relay(relay: socket.socket, port: int, connect: Callable[[socket.socket, socket.socket], None]) -> None:
     with contextlib.suppress(OSError):
         while True:
-            client, kernel = relay.accept()[0], socket.create_connection(("127.0.0.1", port))
+            client = relay.accept()[0]
+            try:
+                kernel = socket.create_connection(("127.0.0.1", port))
+            except ConnectionRefusedError:  # nobody listens for a moment: it comes again
+                client.close()
+                continue
             threading.Thread(target=connect, args=(client, kernel), daemon=True).start()
 
 

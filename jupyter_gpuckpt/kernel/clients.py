@@ -13,7 +13,7 @@ import struct
 import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,12 @@ def until_zmq_has_acted() -> None:
     time.sleep(_ACTING_UNSEEN if waiting is None else _PASSED_ON)
 
 
-def until_all_is_sent(seconds: float) -> None:
-    """Wait likewise until clients have taken all that is for them, for so many seconds at most: one may be slow."""
+def until_all_is_sent(ports: Collection[int], seconds: float) -> None:
+    """Wait likewise until clients at these local ports have taken all that is for them, for so many seconds at most."""
     deadline = time.monotonic() + seconds
     while True:
         until_zmq_has_acted()  # there is more to send where the system had no room for it
-        if (_zmq_waits() is not False and not _unsent()) or time.monotonic() > deadline:
+        if (_zmq_waits() is not False and not _unsent(ports)) or time.monotonic() > deadline:
             return
         time.sleep(0.005)
 
@@ -121,12 +121,12 @@ def _heard_by_connection() -> dict[tuple[Any, Any], int]:
     return heard
 
 
-def _unsent() -> int:
-    """Return how many bytes of this process's have not been taken yet by whom they were sent to by TCP (tcp(7))."""
+def _unsent(ports: Collection[int]) -> int:
+    """Return how many bytes have not been taken yet by those that they were sent to from these ports (tcp(7))."""
     total = 0
     for s in _connections():
         with contextlib.suppress(OSError):
-            if tcp_info.state(s) == tcp_info.ESTABLISHED:
+            if s.getsockname()[1] in ports and tcp_info.state(s) == tcp_info.ESTABLISHED:
                 total += _bytes_left(s, termios.TIOCOUTQ)
     return total
 

@@ -33,7 +33,7 @@ __all__ = ["Reconnection"]
 _TAKEN_FOR = frozenset({"save", "fork", "restore", "undo", "redo"})
 """What a cell asks for whose end a restored kernel tells it: what was restored was taken for that."""
 _MENDING = 20.0  # how long a restored kernel waits for the debugger to be mended, in seconds
-_TAKING = 2.0  # how long clients may take to take what was said before a hibernation, in seconds
+_TAKING = 5.0  # how long clients may take to take what was said before a hibernation, in seconds
 _LOOK = 0.005  # seconds between two looks at whether all is done that comes before a request
 _LOOKING = 2.0  # how long one that has asked for something may take to look at what comes of it, in seconds
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
@@ -219,7 +219,8 @@ class Reconnection:
         """
         self._heard.clear()
         self._agent.leaving.until_said(self.until_heard)
-        until_all_is_sent(_TAKING)
+        app = self._agent.kernel.parent
+        until_all_is_sent([getattr(app, f"{channel}_port") for channel in _CHANNELS], _TAKING)
 
     def is_heard(self) -> bool:
         """Tell whether clients hear this kernel.

@@ -137,6 +137,32 @@ def test_zmq_reaches_a_client_when_its_threads_have_acted() -> None:
                 router.send_multipart([name, b""])
 
 
+def test_what_a_slow_client_has_not_taken_is_waited_for() -> None:
+    much = bytes(30_000_000)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push, socket.socket() as client:
+        push.linger = 0
+        port = push.bind_to_random_port("tcp://127.0.0.1")
+        client.connect(("127.0.0.1", port))
+        client.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))  # ZMTP 3.0, and a READY command
+        client.sendall(b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PULL")
+        push.send(much)
+        clients.until_all_is_sent([port + 1], 60)  # others are not waited for
+        began = time.monotonic()
+        clients.until_all_is_sent([port], 0.2)
+        assert 0.2 <= time.monotonic() - began < 30
+        left = [len(much)]
+
+        def take() -> None:
+            while left[0] > 0:
+                left[0] -= len(client.recv(1 << 20))
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        clients.until_all_is_sent([port], 60)
+        thread.join(1)
+        assert not thread.is_alive(), "the client has not got all of it"
+
+
 def test_it_is_seen_whether_zmqs_threads_wait() -> None:
     computed = threading.Event()
 

@@ -58,7 +58,7 @@ log = logging.getLogger("gpuckpt.keeper")
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
 _SAYS = 0.1
 """How long the kernel has to say what it does, while it is off its GPU, in seconds."""
-_LAST_WORDS = 4.0
+_LAST_WORDS = 7.0
 """How long the kernel may take to have all that it has said sent, in seconds."""
 _BLOCK = 512
 """What `st_blocks` counts, in bytes."""
