@@ -54,7 +54,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             keep_cells_private()
         super().__init__(**kwargs)
         self._interruption = Interruption(self.shell)
-        self._senders = Senders()
+        self._senders = Senders(self.session)
         for kind in ("comm_open", "comm_msg", "comm_close"):
             self.shell_handlers[kind] = self._wakes(self.shell_handlers[kind])
 

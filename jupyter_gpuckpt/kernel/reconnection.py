@@ -253,7 +253,8 @@ class Reconnection:
         deadline = time.monotonic() + settings.hook_timeout()
         while not self._is_this(self._run_ready) and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK)
-        self._run_ready = self._current_run_id()  # the next one need not wait as well
+        if time.monotonic() >= deadline:
+            self._run_ready = self._current_run_id()  # the next one need not wait as well
 
     def _is_this(self, run: str) -> bool:
         """Tell whether the run folder is of this run; one that does not say, since it was removed, counts as so."""
