@@ -52,8 +52,6 @@ _PREPARED_FOR = frozenset({"save", "fork", "move", "restore", "undo", "redo"})
 """What a cell asks for that the kernel is prepared for: the cell does nothing else meanwhile."""
 _ENDS_CELL = frozenset({"restore", "undo", "redo"})
 """What ends the cell that asked for it, in a kernel that is restored from what was saved before that."""
-
-
 _AT_ONCE = frozenset(
     {"asleep", "auto_saved", "executed", "identity", "interrupted", "leaves", "not_woken", "stops_sending"}
 )

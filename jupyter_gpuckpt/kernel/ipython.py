@@ -179,7 +179,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
                 self._note(msg)
             self.agent.leaving.wait()
         header = self.header_of(msg)
-        if header.get("msg_type") in _RUNS_CODE:
+        if str(header.get("msg_type")) in _RUNS_CODE:
             await self.agent.reconnection.until_ready()
         if self.agent.cells.begins(header):
             try:

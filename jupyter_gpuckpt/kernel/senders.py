@@ -45,7 +45,7 @@ class Senders:
     def _is_signed(self, frames: Sequence[Any]) -> bool:
         try:
             _, parts = self._session.feed_identities(list(frames), copy=not hasattr(frames[0], "bytes"))
-        except ValueError:
+            signature, *signed = (bytes(part) for part in parts[:5])
+        except ValueError:  # it is no request
             return False
-        signature, *signed = (bytes(part) for part in parts[:5])
         return hmac.compare_digest(signature, self._session.sign(signed))

@@ -38,7 +38,8 @@ def test_nobody_is_sent_another_s_reply_without_the_kernel_s_key() -> None:
     known = Senders(Session(key=b"the kernel's"))
     known.address(*request(b"a", "session a"))
     known.address(*request(b"thief", "session a", key=b"another"))
-    known.address([b"thief", b"no request"], {"session": "session a"})
+    for no_request in ([], [b"no request"], [b"<IDS|MSG>"], [b"<IDS|MSG>", b"", b"{}"]):
+        known.address([b"thief", *no_request], {"session": "session a"})
     assert bytes(known.address(*request(_TEMPORARY, "session a"))[0]) == b"a"
 
 
