@@ -41,9 +41,7 @@ class Housekeeping:
         `busy` says whether a cell runs that does not wait for the save. For an `automatic` one, old garbage is not
         looked for: that takes a tenth of a second in which no other thread runs.
 
-        Returns ``peers``: empty where no GPU of the kernel had access to another's memory, and otherwise how much GPU
-        memory it was found to have (`_gpu_memory`).
-        All access is off now. None where that is left to the library, since a cell may need it until it is held still.
+        Returns what `_have_no_access` does.
 
         Raises
         ------
@@ -51,8 +49,7 @@ class Housekeeping:
         DriverError : the driver did not turn peer access off.
         """
         _refuse_shared_vram()
-        is_left = busy and devices.uses_several_gpus()
-        if is_left and not parking.has_gate():
+        if busy and devices.uses_several_gpus() and not parking.has_gate():
             raise SaveFailed(
                 _AS_BEFORE,
                 "A cell is running in a kernel with several GPUs: their access to each other must be switched off "
@@ -67,14 +64,39 @@ class Housekeeping:
         with contextlib.suppress(Exception):
             self._close_history()
         parking.watch_gate(True)
-        if is_left:
-            return {"peers": None}
-        # The last thing before the freeze: torch's copies between GPUs must not run without it.
-        self._keep_gpus_apart()
+        return self._have_no_access(busy=busy)
+
+    def _have_no_access(self, *, busy: bool) -> dict[str, Any]:
+        """Switch the access of the kernel's GPUs to each other's memory off, or leave that to the library.
+
+        Where there is one, it does so when nothing can use that access any more: who copies from one GPU to another
+        without it would lose its context.
+
+        Returns ``peers`` as `keep_gpus_apart`, or None where it is left to the library; and then ``can_keep_apart``:
+        whether `keep_gpus_apart` may be called in its place.
+        """
+        if devices.uses_several_gpus() and parking.has_gate():
+            return {"peers": None, "can_keep_apart": not busy}
+        return self.keep_gpus_apart()
+
+    def keep_gpus_apart(self) -> dict[str, Any]:
+        """Switch the access of the kernel's GPUs to each other's memory off, until `after`.
+
+        The last thing before a freeze: torch's copies between GPUs must not run meanwhile.
+
+        Returns ``peers``: empty where no GPU had access to another's memory, and otherwise how much GPU memory the
+        kernel was found to have (`_gpu_memory`).
+
+        Raises
+        ------
+        DriverError : the driver did not turn it off.
+        """
+        self._peers = devices.disable_peer_access()
+        self._were_together = parking.keep_apart(True) or bool(self._peers)
         return {"peers": self._about_memory()}
 
     def before_sleep(self) -> dict[str, Any]:
-        """Make the kernel's GPU state small and movable, and return ``peers`` as `before_save` does.
+        """Make the kernel's GPU state small and movable, and return what `before_save` does.
 
         Raises
         ------
@@ -86,8 +108,7 @@ class Housekeeping:
         _give_cached_vram_back()
         _end_compile_workers()
         parking.watch_gate(True)
-        self._keep_gpus_apart()
-        return {"peers": self._about_memory()}
+        return self._have_no_access(busy=False)
 
     @property
     def are_apart(self) -> bool:
@@ -99,10 +120,6 @@ class Housekeeping:
             return {}
         found = _gpu_memory()
         return found if self._peers else {"part": found["part"]}  # the others' size matters to the driver's own access
-
-    def _keep_gpus_apart(self) -> None:
-        self._peers = devices.disable_peer_access()
-        self._were_together = parking.keep_apart(True) or bool(self._peers)
 
     def before_save_asleep(self) -> dict[str, Any]:
         """Make a kernel savable that sleeps: without a touch of the GPU, which `before_sleep` has seen to."""

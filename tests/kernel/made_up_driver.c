@@ -77,7 +77,7 @@ int cuInit(unsigned flags) {
   return 0;
 }
 
-enum { RUNNING, LOCKED, CHECKPOINTED, NOT_INITIALIZED = 3, ILLEGAL_STATE = 401 };
+enum { NOT_INITIALIZED = 3, ILLEGAL_STATE = 401 };
 static int move(int pid, uint64_t from, uint64_t to) {
   struct state its;
   if (!read_state(pid, &its)) return NOT_INITIALIZED;

@@ -7,6 +7,7 @@
 
 #define STATE ((struct state *)0x7a0000000000)
 #define MAGIC 0x6d6164652d75700aull
+enum { RUNNING, LOCKED, CHECKPOINTED };
 struct state { uint64_t magic, now, peers, bytes[4]; };
 
 static int of_process(int pid, struct state *its, int write) {

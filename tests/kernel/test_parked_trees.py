@@ -591,6 +591,65 @@ def test_a_cell_that_uses_several_gpus_is_saved_in_its_middle(
     assert notebook.value("step(), wrong") == "None 0"
 
 
+IN_A_THREAD = """
+import threading
+def use_both():
+    while True: step()
+def is_used():
+    before = steps
+    while steps < before + 3: time.sleep(0.01)
+    return wrong
+threading.Thread(target=use_both, daemon=True).start()
+"""
+
+
+def test_a_thread_that_uses_several_gpus_goes_on_through_saves_sleep_and_restores(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MADE_UP_GPUS", "2")
+    notebook = start()
+    notebook.run(IN_A_CELL + IN_A_THREAD)
+    notebook.run("%gpuckpt save one")
+    assert notebook.value("is_used()") == "0"
+    assert isinstance(Requested(notebook, "save", {"name": "two"}).outcome(), dict)
+    assert parked_files("one") == parked_files("two") == [300 << 20]
+    assert notebook.value("is_used()") == "0"
+    assert isinstance(Requested(notebook, "sleep", {}).outcome(), dict)
+    assert is_asleep(notebook)
+    notebook.run("%gpuckpt wake")
+    assert notebook.value("is_used()") == "0"
+    notebook.run("steps = -10**9")
+    for lazily in ("", " --lazy"):
+        notebook.run("%gpuckpt restore two" + lazily)
+        assert notebook.value("is_used()") == "0"
+        assert notebook.value("steps > 0") == "True"
+
+
+@pytest.mark.parametrize("why", ["no room for a helper", "a thread that computes"])
+def test_gpus_are_kept_apart_all_the_same_where_their_memory_is_not_parked(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str
+) -> None:
+    monkeypatch.setenv("MADE_UP_GPUS", "2")
+    notebook = start()
+    notebook.run(IN_A_CELL + "step()")
+    if why == "a thread that computes":
+        notebook.run("import hashlib, threading")
+        notebook.run("threading.Thread(target=hashlib.pbkdf2_hmac, args=('sha256', b'', b'', 10**9)).start()")
+    else:
+        (tmp_path / "gpu.crowded").touch()
+    for name in ("one", "two"):
+        notebook.run(f"%gpuckpt save {name}")
+        assert parked_files(name) == []
+        assert notebook.value("step(), wrong") == "None 0"
+    assert isinstance(Requested(notebook, "sleep", {}).outcome(), dict)
+    assert is_asleep(notebook)
+    (tmp_path / "gpu.crowded").unlink(missing_ok=True)
+    notebook.run("%gpuckpt wake")
+    assert notebook.value("step(), wrong") == "None 0"
+    notebook.run("%gpuckpt restore one")
+    assert notebook.value("step(), wrong, steps") == "None 0 2"
+
+
 TICKS = """
 import gc, time, weakref
 from pathlib import Path

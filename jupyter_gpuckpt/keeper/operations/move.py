@@ -19,9 +19,9 @@ from ...freeze import cuda
 from ...linux import processes
 from ...operations.requests import Move
 from ...operations.results import Moved
-from ..agent_replies import ReadyForSave
 from ..gpu import gate, sharing
 from ..gpu.freeze import refuse_imports
+from .gpu_access import kept_apart
 from .progress import OperationProgress, ProgressCallback
 from .take import after_save, before_save
 
@@ -50,7 +50,9 @@ async def move(keeper: Keeper, operation: Operation, request: Move, on_progress:
     try:
         agent = await progress.or_cancelled(before_save(channel, keeper.launch.agent))
         patience = settings.hook_timeout()
-        moves = await _moved(keeper, request.gpus, agent, progress)
+        # Nothing is parked here.
+        peers = (await kept_apart(channel, _NOT_MOVED)).peers if agent.can_keep_apart else agent.peers
+        moves = await _moved(keeper, request.gpus, peers, progress)
     except GpuckptError as e:
         failure = e
         raise
@@ -59,16 +61,18 @@ async def move(keeper: Keeper, operation: Operation, request: Move, on_progress:
     return Moved(moves=moves, seconds=progress.seconds())
 
 
-async def _moved(keeper: Keeper, gpus: Sequence[int], agent: ReadyForSave, progress: OperationProgress) -> list[str]:
+async def _moved(
+    keeper: Keeper, gpus: Sequence[int], peers: Mapping[str, int] | None, progress: OperationProgress
+) -> list[str]:
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     tree = [kernel, *processes.descendants(kernel)] if kernel is not None else []
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, tree)
     if not on_gpu:
         raise Refused(_NOT_MOVED, "It has nothing on a GPU.", "Move it once it uses one.")
-    peers = {kernel: agent.peers} if kernel is not None and agent.peers is not None else {}
+    known = {kernel: peers} if kernel is not None and peers is not None else {}
     await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
-    for refused in (await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers)).values():
+    for refused in (await asyncio.to_thread(cuda.preflight, worker, on_gpu, known)).values():
         raise refused  # nothing is parked here
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     gpu_map = await sharing.fitting(keeper, progress, functools.partial(_map, worker, described, on_gpu, gpus))

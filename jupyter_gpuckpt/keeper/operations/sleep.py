@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import datetime
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
@@ -27,6 +27,7 @@ from ..agent_replies import ReadyForSleep, checked_reply
 from ..gpu.freeze import refuse_imports
 from ..gpu.sleep import GpuSleep
 from ..staging import vram_files
+from .gpu_access import has_to_be_kept_apart, kept_apart
 from .progress import OperationProgress, ProgressCallback
 from .wake_at_touch import wake_at_touch
 
@@ -61,7 +62,7 @@ async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, on_p
     await progress.enter("preparing the {kernel}")
     try:
         agent = await progress.or_cancelled(_prepared(channel))
-        gpu = await _fall_asleep(keeper, agent, progress)
+        gpu = await _fall_asleep(keeper, channel, agent, progress)
     except BaseException as e:
         if isinstance(e, KernelLost):
             raise
@@ -120,7 +121,9 @@ async def _prepared(channel: AgentChannel) -> ReadyForSleep:
     return checked_reply(ReadyForSleep, answer, Refused, _NOT_ASLEEP)
 
 
-async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: OperationProgress) -> GpuSleep:
+async def _fall_asleep(
+    keeper: Keeper, channel: AgentChannel, agent: ReadyForSleep, progress: OperationProgress
+) -> GpuSleep:
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
@@ -129,9 +132,8 @@ async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: Operation
     described: dict[str, Any] = {"processes": []}
     unless_parked: Mapping[int, Refused] = {}
     if on_gpu:
-        peers = {kernel: agent.peers}
         await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
-        unless_parked = await asyncio.to_thread(cuda.preflight, worker, on_gpu, peers, room_later=True)
+        unless_parked = await _refusals(keeper, kernel, on_gpu, agent.peers)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
     vram = vram_files(space)
     await asyncio.to_thread(vram.discard)
@@ -146,7 +148,13 @@ async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: Operation
         keeper.note_state()
 
     await progress.enter(FALLING_ASLEEP, cancellable=False)
-    await gpu.fall_asleep(kernel, note_parked, unless_parked)
+    try:
+        await gpu.fall_asleep(kernel, note_parked, unless_parked)
+    except Refused as e:
+        if not has_to_be_kept_apart(agent, e, unless_parked):
+            raise
+        said = await kept_apart(channel, _NOT_ASLEEP)
+        await gpu.fall_asleep(kernel, note_parked, await _refusals(keeper, kernel, on_gpu, said.peers))
     noted.stage, noted.since, noted.host = ASLEEP, now(), await asyncio.to_thread(gpu.host_memory)
     try:
         keeper.save_state()
@@ -155,6 +163,14 @@ async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: Operation
         keeper.tidy(gpu.tidy())
         raise
     return gpu
+
+
+async def _refusals(
+    keeper: Keeper, kernel: int, on_gpu: Sequence[int], peers: Mapping[str, int] | None
+) -> Mapping[int, Refused]:
+    """Return why processes are refused whose memory is not parked. Raises `Refused`."""
+    known = {kernel: peers} if peers is not None else {}
+    return await asyncio.to_thread(cuda.preflight, keeper.worker, on_gpu, known, room_later=True)
 
 
 def _note(keeper: Keeper, noted: Sleep) -> None:

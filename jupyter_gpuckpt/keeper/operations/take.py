@@ -43,6 +43,7 @@ from ..namespace import Namespace
 from ..removed_folder import refuse_without_folder
 from ..staging import Staging
 from . import criu_run
+from .gpu_access import has_to_be_kept_apart, kept_apart
 from .parts import CRIU_IMAGES
 from .progress import OperationProgress
 
@@ -62,6 +63,7 @@ _LAST_WORDS = 7.0
 """How long the kernel may take to have all that it has said sent, in seconds."""
 _BLOCK = 512
 """What `st_blocks` counts, in bytes."""
+_NOT_SAVED = "The {kernel} was not saved; it keeps running."
 _NO_MEMORY = "It was paused until it was written to disk: there is too little free memory to buffer it."
 
 Check = Callable[[int, Mapping[str, Any]], None]
@@ -181,7 +183,16 @@ async def take(
             agent,
             refuse_late,
         )
-        staging, frozen = await freeze.take()
+        try:
+            staging, frozen = await freeze.take()
+        except Refused as e:
+            if not has_to_be_kept_apart(agent, e, found.unless_parked):
+                raise
+            kept = await kept_apart(channel, _NOT_SAVED)
+            agent = replace(agent, peers=kept.peers, waits_for_gpu=kept.waits_for_gpu)
+            found = await _look(keeper, agent, communicators)
+            again = replace(freeze, found=found, agent=agent, ahead=Ahead(look_elsewhere))
+            staging, frozen = await again.take()
         undoing.pop_all()
     begun = 0
     if left == "running":
@@ -201,14 +212,14 @@ def _in_words() -> Iterator[None]:
         yield
     except memory_copy.Unreliable as e:
         raise SaveFailed(
-            "The {kernel} was not saved; it keeps running.",
+            _NOT_SAVED,
             str(e),
             "Save again: all of its memory is copied then. Earlier snapshots of it may be wrong; to have every save "
             f"copy all, set {settings.unchanged.variable}=copy where Jupyter starts.",
         ) from e
     except twin.MappingsChanged as e:
         then = "Save again: that is read during the pause from now on, which makes it a little longer."
-        raise SaveFailed("The {kernel} was not saved; it keeps running.", str(e), then) from e
+        raise SaveFailed(_NOT_SAVED, str(e), then) from e
     except OSError as e:
         log.exception("the save failed")  # what the system said does not say where
         raise _not_saved(e) from e
@@ -243,12 +254,12 @@ async def before_save(channel: AgentChannel, has_agent: bool, *, automatic: bool
         answer = await channel.call_when_there("before_save", told, settings.hook_timeout())
     except AgentSilent:
         raise SaveFailed(
-            "The {kernel} was not saved; it keeps running.",
+            _NOT_SAVED,
             f"Its hooks did not finish within {settings.hook_timeout():.0f} s: "
             "something in it holds Python's lock, or a hook hangs.",
             "Save again when the running cell is done, or raise GPUCKPT_HOOK_TIMEOUT (seconds).",
         ) from None
-    ready = checked_reply(ReadyForSave, answer, SaveFailed, "The {kernel} was not saved; it keeps running.")
+    ready = checked_reply(ReadyForSave, answer, SaveFailed, _NOT_SAVED)
     channel.is_told_more = ready.is_told_more
     return ready
 
