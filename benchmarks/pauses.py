@@ -30,11 +30,18 @@ for _ in range(3):
     optimizer.step(), optimizer.zero_grad()
 blocks = list(model.parameters())
 """
+_ON_ALL = """import torch
+torch.manual_seed(1)
+gpus = [f"cuda:{n}" for n in range(torch.cuda.device_count())]
+blocks = [torch.randint(0, 2**62, (20 << 17,), device=gpu) for gpu in gpus for _ in range(400)]
+copies = [blocks[0].to(gpu) for gpu in gpus]
+"""
 PROGRAMS = {
     "small": _STATE.format(blocks=_ONE.format(size=1, count=8)),
     "one_gib": _STATE.format(blocks=_ONE.format(size=1024, count=1)),
     "training": _TRAINED,
     "blocks": _STATE.format(blocks=_ONE.format(size=20, count=1200)),
+    "all_gpus": _ON_ALL,
 }
 _CLOCK = """
 import threading, time
@@ -91,10 +98,12 @@ def measure(name: str, cells: int) -> None:
 def main() -> None:
     """Measure, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=[*PROGRAMS], metavar="NAME", choices=[*PROGRAMS])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all without one")
     parser.add_argument("--cells", type=int, default=6, metavar="N")
     args = parser.parse_args()
-    for name in args.names:
+    if unknown := set(args.names) - PROGRAMS.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    for name in args.names or PROGRAMS:
         with tempfile.TemporaryDirectory(prefix="pauses-") as folder:
             os.environ["GPUCKPT_STORE"] = folder
             measure(name, args.cells)

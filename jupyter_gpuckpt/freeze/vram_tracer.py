@@ -93,7 +93,7 @@ def main(outside: str, inside: str, pid: str, name: str, size: str) -> None:
     diversion = _Diversion(file, f"{inside}/{name}", int(pid))
     populate(file, int(size))
     print("ready", flush=True)
-    if not sys.stdin.readline():
+    if sys.stdin.readline().strip() != "go":
         return
 
     def until_told() -> None:

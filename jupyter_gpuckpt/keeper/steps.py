@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..client.record import AutoSave
 from ..errors import GpuckptError, Refused
 from ..operations.results import AUTOMATIC, AutoSaving, RunningCell
+from ..snapshots.saved import kernel_of
 from ..snapshots.summary import is_automatic, is_of
 from ..store import Manifest, name_of
 from ..store.upkeep.retention import keep_last, keep_under
@@ -38,7 +39,7 @@ def back(keeper: Keeper, steps: int, asked_by: Mapping[str, Any] | None) -> Mani
     Refused : there is no snapshot so far back.
     """
     is_new = unsaved(keeper, asked_by=asked_by) is not None
-    line = _line(keeper, keeper.state.parent_id)
+    line = _without_repeated(_line(keeper, keeper.state.parent_id))
     at = steps - is_new
     if at >= len(line):
         before = len(line) - (not is_new)
@@ -122,6 +123,19 @@ def _line(keeper: Keeper, begin: str | None) -> list[Manifest]:
         found.append(manifest)
         begin = manifest.parent
     return found
+
+
+def _without_repeated(line: list[Manifest]) -> list[Manifest]:
+    """Return snapshots, newest first, without those that only repeat the one before them here.
+
+    The kernel was saved by itself after a cell, and by somebody before the next one.
+    """
+    return line[:1] + [one for newer, one in itertools.pairwise(line) if not _are_alike(newer, one)]
+
+
+def _are_alike(one: Manifest, other: Manifest) -> bool:
+    a, b = kernel_of(one), kernel_of(other)
+    return (a.after is not None or b.after is not None) and (a.cells, a.in_cell) == (b.cells, b.in_cell)
 
 
 @dataclass(frozen=True)

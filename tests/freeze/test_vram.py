@@ -185,6 +185,19 @@ def test_a_process_that_someone_else_traces_is_not_diverted(process: Process, fi
     assert other.taken([process.pid]) == MIB
 
 
+def test_a_save_that_does_not_come_to_it_is_not_waited_for(process: Process, tmp_path: Path) -> None:
+    """Where the program took any line for the word to begin, it traced the process, and was killed after 5 s."""
+    command = [sys.executable, "-m", "jupyter_gpuckpt.freeze.vram_tracer", tmp_path, "/", str(process.pid), "file", "0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stdin is not None
+        assert tracer.stdout is not None
+        assert tracer.stdout.readline() == "ready\n"
+        tracer.stdin.write("end\n")
+        tracer.stdin.flush()
+        assert tracer.wait(60) == 0
+        assert tracer.stdout.read() == ""
+
+
 def test_prepared_memory_is_there(tmp_path: Path) -> None:
     file = Path("/dev/shm", f"gpuckpt-test-{os.getpid()}")
     try:

@@ -199,6 +199,25 @@ class Walk:
         return self.notebook.look(_STATE)
 
 
+@pytest.mark.parametrize("in_a_cell", [False, True])
+def test_an_undo_passes_over_the_automatic_snapshot_of_the_same_state(notebook: Notebook, *, in_a_cell: bool) -> None:
+    """Somebody has saved the kernel after it had been saved by itself: no cell lies between the two."""
+    for x in (1, 2, 3):
+        run_saved(notebook, f"%gpuckpt auto on\nx = {x}")
+    if in_a_cell:
+        notebook.run("%gpuckpt save mine")
+    else:
+        with notebook.keeper as keeper:
+            keeper.request("save", {"name": "mine"})
+    notebook.run("%gpuckpt undo")
+    assert notebook.look("x") == "2"
+    notebook.run("%gpuckpt redo")
+    assert notebook.look("x") == "3"
+    notebook.run("%gpuckpt undo 2")
+    assert notebook.look("x") == "1"
+    notebook.run("%gpuckpt auto off")
+
+
 def test_an_undo_says_where_it_takes_back_more_than_was_asked_for(notebook: Notebook) -> None:
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")
