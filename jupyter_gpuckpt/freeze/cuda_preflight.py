@@ -188,13 +188,18 @@ def preflight(
         if known:
             held = sum(_held(pid, gpus, usage).values())
             unknown = held - known.get("total", held)
-            if known.get("largest", 0) > _PEER_SAFE or unknown > used * _UNSEEN:
+            if known.get("largest", 0) > _PEER_SAFE or is_much_unseen(unknown, used):
                 raise _no_peers_afterwards(pid, known.get("largest", 0), unknown)
             if known.get("part", 0) > _PEER_SAFE:
                 unless_parked[pid] = _no_peers_afterwards(pid, known["part"], unknown)
     if not room_later:
         refuse_without_memory(pids, sum(size for pid in pids for size in _held(pid, gpus, usage).values()))
     return unless_parked
+
+
+def is_much_unseen(unknown: int, gpus: int) -> bool:
+    """Tell whether so many bytes, of which no allocator knows, are more than the contexts on so many GPUs take."""
+    return unknown > gpus * _UNSEEN
 
 
 def describe(worker: CudaWorker, pids: Iterable[int]) -> dict[str, Any]:

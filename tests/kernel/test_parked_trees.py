@@ -649,6 +649,22 @@ def test_gpus_are_kept_apart_all_the_same_where_their_memory_is_not_parked(
     assert notebook.value("step(), wrong, steps") == "None 0 2"
 
 
+def test_several_gpus_with_much_memory_that_cannot_be_parked_are_refused_beforehand(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The driver might not give them access to each other's memory again."""
+    monkeypatch.setenv("MADE_UP_GPUS", "2")
+    notebook = start()
+    notebook.run(IN_A_CELL + "step()")
+    (tmp_path / "gpu.beside").touch()
+    assert "copies between GPUs would not work afterwards" in notebook.fails("%gpuckpt save one").text
+    assert "copies between GPUs would not work afterwards" in str(Requested(notebook, "sleep", {}).outcome())
+    (tmp_path / "gpu.beside").unlink()
+    notebook.run("%gpuckpt save one")
+    assert parked_files("one") == [300 << 20]
+    assert notebook.value("step(), wrong") == "None 0"
+
+
 TICKS = """
 import gc, time, weakref
 from pathlib import Path

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from ... import settings
 from ...errors import Refused
+from ...freeze import cuda, parking_channel
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import KeptApart, ReadyForSave, ReadyForSleep, checked_reply
 
-__all__ = ["has_to_be_kept_apart", "kept_apart"]
+__all__ = ["has_to_be_kept_apart", "is_much_left", "kept_apart"]
 
 log = logging.getLogger("gpuckpt.keeper")
+
+
+def is_much_left(run_dir: Path, kernel: int, described: Mapping[str, Any]) -> bool:
+    """Tell whether a kernel has much GPU memory that cannot be parked, beside that of its contexts.
+
+    Its GPUs might not get access again. What there is the kernel finds out when it keeps them apart itself. `described`
+    is what `cuda.describe` says.
+    """
+    used = dict[str, int]()
+    for one in described.get("processes", []):
+        if one["pid"] == kernel:
+            used = one["used"]
+    parkable = sum(size for _, size in parking_channel.parkable(run_dir, kernel))
+    return cuda.is_much_unseen(sum(used.values()) - parkable, len(used))
 
 
 def has_to_be_kept_apart(ready: ReadyForSave | ReadyForSleep, refused: Refused, why: Mapping[int, Refused]) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
@@ -27,7 +28,7 @@ from ..agent_replies import ReadyForSleep, checked_reply
 from ..gpu.freeze import refuse_imports
 from ..gpu.sleep import GpuSleep
 from ..staging import vram_files
-from .gpu_access import has_to_be_kept_apart, kept_apart
+from .gpu_access import has_to_be_kept_apart, is_much_left, kept_apart
 from .progress import OperationProgress, ProgressCallback
 from .wake_at_touch import wake_at_touch
 
@@ -128,13 +129,20 @@ async def _fall_asleep(
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The {kernel} has ended.", "", "{Restart}.")
+
+    async def without_library() -> ReadyForSleep:
+        kept = await kept_apart(channel, _NOT_ASLEEP)
+        return replace(agent, peers=kept.peers, can_keep_apart=False)
+
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, [kernel, *processes.descendants(kernel)])
     described: dict[str, Any] = {"processes": []}
     unless_parked: Mapping[int, Refused] = {}
     if on_gpu:
         await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
-        unless_parked = await _refusals(keeper, kernel, on_gpu, agent.peers)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
+        if agent.can_keep_apart and await asyncio.to_thread(is_much_left, space.run_dir, kernel, described):
+            agent = await without_library()
+        unless_parked = await _refusals(keeper, kernel, on_gpu, agent.peers)
     vram = vram_files(space)
     await asyncio.to_thread(vram.discard)
     gpu = GpuSleep(worker, space, on_gpu, described, vram)
@@ -153,8 +161,8 @@ async def _fall_asleep(
     except Refused as e:
         if not has_to_be_kept_apart(agent, e, unless_parked):
             raise
-        said = await kept_apart(channel, _NOT_ASLEEP)
-        await gpu.fall_asleep(kernel, note_parked, await _refusals(keeper, kernel, on_gpu, said.peers))
+        agent = await without_library()
+        await gpu.fall_asleep(kernel, note_parked, await _refusals(keeper, kernel, on_gpu, agent.peers))
     noted.stage, noted.since, noted.host = ASLEEP, now(), await asyncio.to_thread(gpu.host_memory)
     try:
         keeper.save_state()

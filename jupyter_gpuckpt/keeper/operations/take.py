@@ -43,7 +43,7 @@ from ..namespace import Namespace
 from ..removed_folder import refuse_without_folder
 from ..staging import Staging
 from . import criu_run
-from .gpu_access import has_to_be_kept_apart, kept_apart
+from .gpu_access import has_to_be_kept_apart, is_much_left, kept_apart
 from .parts import CRIU_IMAGES
 from .progress import OperationProgress
 
@@ -176,6 +176,18 @@ async def take(
         communicators = Communicators(keeper.namespace().run_dir)
         undoing.push_async_callback(asyncio.to_thread, communicators.make_again)
         found = await _look(keeper, agent, communicators)
+
+        async def without_library() -> None:
+            """Have the kernel do what is left to its library, which could do it while it parks the memory."""
+            nonlocal agent, found
+            kept = await kept_apart(channel, _NOT_SAVED)
+            agent = replace(agent, peers=kept.peers, waits_for_gpu=kept.waits_for_gpu, can_keep_apart=False)
+            found = await _look(keeper, agent, communicators)
+
+        if agent.can_keep_apart and await asyncio.to_thread(
+            is_much_left, found.space.run_dir, found.kernel, found.described
+        ):
+            await without_library()
         check(found.private, found.with_zeros(sum(cuda.needs(found.described).values())))
         freeze = _Freeze(
             *(keeper, operation, directory, program, progress, left, found, check, ahead, host_memory),
@@ -188,9 +200,7 @@ async def take(
         except Refused as e:
             if not has_to_be_kept_apart(agent, e, found.unless_parked):
                 raise
-            kept = await kept_apart(channel, _NOT_SAVED)
-            agent = replace(agent, peers=kept.peers, waits_for_gpu=kept.waits_for_gpu)
-            found = await _look(keeper, agent, communicators)
+            await without_library()
             again = replace(freeze, found=found, agent=agent, ahead=Ahead(look_elsewhere))
             staging, frozen = await again.take()
         undoing.pop_all()
