@@ -30,6 +30,7 @@
 #include "criu_connections.h"
 #include "criu_locks.h"
 #include "criu_mappings.h"
+#include "criu_shared.h"
 #include "criu_thread_files.h"
 #include "criu_threads.h"
 #include "criu_waits.h"
@@ -490,6 +491,10 @@ PUBLIC long ptrace(int request, ...)
 	uintptr_t address = va_arg(arguments, uintptr_t), data = va_arg(arguments, uintptr_t);
 	va_end(arguments);
 	end_with_connections();
+	if (request == PTRACE_DETACH)
+		end_with_shared();
+	else
+		begin_with_shared();
 	if (first() != 0) {
 		struct process *process = request == PTRACE_SETOPTIONS ? known(pid) : NULL;
 		if (process != NULL)

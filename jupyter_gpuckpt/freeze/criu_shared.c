@@ -6,11 +6,14 @@
  * none, and all of them are copied into the image of pages at once, each by another process: a few that are forked, since
  * criu knows of no threads. What was copied is written down: `shared-ID.regions`, in the folder
  * GPUCKPT_DUMP_SHARED_FOLDER, has first address and end of each part, 64-bit numbers. Whoever started criu puts them into
- * the pagemap of that ID (`shared_memory.py`). In a restore, what criu reads (pread(2)) into shared memory is read by
+ * the pagemap of that ID (`shared_memory.py`). Where that is little, as is what each CUDA context shares with its driver,
+ * one process copies all of it while criu goes on with the rest. In a restore, what criu reads (pread(2)) into shared memory is read by
  * several processes as well. Likewise files without a name that processes have open, or mapped (`/dev/shm` above all), which
  * criu copies into an image for each, and out of it (sendfile(2)). Where anything fails, criu copies by itself.
  */
 #define _GNU_SOURCE
+#include "criu_shared.h"
+
 #include "criu_connections.h"
 #include "criu_mappings.h"
 
@@ -80,6 +83,8 @@ PUBLIC int openat64(int folder, const char *path, int flags, ...)
 			return known;
 	}
 #endif
+	if (strncmp(path, "stats-dump", strlen("stats-dump")) == 0) /* the last image: criu is done */
+		end_with_shared();
 	int fd = syscall(SYS_openat, folder, path, flags, mode);
 	note(path, flags, fd);
 	return fd;
@@ -229,6 +234,93 @@ static int write_down(const char *folder, const struct part *parts, size_t count
 	return result;
 }
 
+/* -- what is little: copied beside what criu does */
+
+/* Shared memory that is to be copied, and its image, which has its size already. */
+static struct {
+	struct dump *all;
+	size_t count;
+} later;
+static int word = -1; /* from who copies it now: a byte when all is done */
+
+static void forget_later(void)
+{
+	while (later.count > 0) {
+		struct dump *last = &later.all[--later.count];
+		close(last->from);
+		close(last->file);
+		free((void *)last->parts);
+	}
+}
+
+static int copy_those(void)
+{
+	for (size_t i = 0; i < later.count; i++)
+		if (copy_share(&later.all[i], 0, 1) != 0)
+			return -1;
+	return 0;
+}
+
+/* Leave it for later, with its parts. -1: it cannot be left. */
+static int leave(int from, const struct part *parts, size_t count, off_t total, const char *folder)
+{
+	char path[32];
+	if (word >= 0)
+		end_with_shared(); /* of the process before */
+	struct dump *grown = realloc(later.all, (later.count + 1) * sizeof *grown);
+	if (grown == NULL)
+		return -1;
+	later.all = grown;
+	snprintf(path, sizeof path, "/proc/self/fd/%d", pages);
+	struct dump one = {fcntl(from, F_DUPFD_CLOEXEC, 0), open(path, O_RDWR | O_CLOEXEC), parts, count};
+	if (one.from >= 0 && one.file >= 0 && ftruncate(one.file, total) == 0 && write_down(folder, parts, count) == 0) {
+		later.all[later.count++] = one;
+		return 0;
+	}
+	if (one.from >= 0)
+		close(one.from);
+	if (one.file >= 0)
+		close(one.file);
+	return -1;
+}
+
+void begin_with_shared(void)
+{
+	int pair[2];
+	if (later.count == 0 || word >= 0 || pipe2(pair, O_CLOEXEC) != 0)
+		return;
+	/* A child of a child: criu waits for any of its own, and takes its end for that of a process which it saves. */
+	pid_t between = syscall(SYS_clone, 0, NULL, NULL, NULL, NULL);
+	if (between == 0) {
+		if (syscall(SYS_clone, 0, NULL, NULL, NULL, NULL) == 0) {
+			setsid();
+			if (copy_those() == 0 && write(pair[1], "", 1) != 1)
+				_exit(1);
+		}
+		_exit(0);
+	}
+	while (between > 0 && waitpid(between, NULL, __WALL) < 0 && errno == EINTR)
+		continue;
+	close(pair[1]);
+	word = pair[0];
+}
+
+void end_with_shared(void)
+{
+	char done;
+	ssize_t got = 0;
+	if (later.count == 0)
+		return;
+	while (word >= 0 && (got = read(word, &done, 1)) < 0 && errno == EINTR)
+		continue;
+	if (word >= 0)
+		close(word);
+	word = -1;
+	if (got != 1 && copy_those() != 0)
+		abort(); /* nobody may take these images for whole */
+	forget_later();
+}
+
 /* Copy shared memory into its image; tell whether criu need not. */
 static int is_copied(int from)
 {
@@ -242,6 +334,11 @@ static int is_copied(int from)
 		if (!done && ftruncate(pages, 0) != 0)
 			abort(); /* criu would write behind what is there */
 	}
+#ifdef __x86_64__ /* where `ptrace` is ours */
+	else if (total > 0 && leave(from, parts, count, total, folder) == 0) {
+		return 1;
+	}
+#endif
 	free(parts);
 	return done;
 }
