@@ -94,12 +94,11 @@ def freeze(
     pids: Sequence[int],
     described: Mapping[str, Any] | None = None,
     taking: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
-    locked: Callable[[], None] = lambda: None,
 ) -> None:
     """Lock, then checkpoint every process; on any failure undo all of it.
 
     `described` is what `describe` says of the running processes, where that was asked already. Each is checkpointed
-    within the context that `taking` gives for its pid. `locked` is called when all are locked.
+    within the context that `taking` gives for its pid.
 
     Raises
     ------
@@ -109,7 +108,6 @@ def freeze(
     processes = (described or describe(worker, pids))["processes"]
     try:
         _raise_first(_together(worker, pids, lambda one, pid: one.lock(pid, settings.lock_timeout())))
-        locked()
 
         def checkpoint(one: CudaWorker, pid: int) -> None:
             with taking(pid):

@@ -84,6 +84,7 @@ def _waiting(pid: int, code: Sequence[_Code]) -> list[tuple[Place, bool]]:
     found: list[tuple[Place, bool]] = []
     if not code:
         return found
+    least, most = min(first for first, _, _ in code), max(last for _, last, _ in code)
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -94,7 +95,8 @@ def _waiting(pid: int, code: Sequence[_Code]) -> list[tuple[Place, bool]]:
                 words = proc.read(task / "syscall").split()
                 stack, at = int(words[-2], 16), int(words[-1], 16)  # ValueError or IndexError where it runs
                 near = os.pread(memory, _NEAR, stack)
-                values = [at, *struct.unpack(f"={len(near) // 8}Q", near[: len(near) // 8 * 8])]
+                words_near = struct.unpack(f"={len(near) // 8}Q", near[: len(near) // 8 * 8])
+                values = [value for value in (at, *words_near) if least <= value < most]  # most of them lie elsewhere
                 fronts = (is_front for value in values for first, last, is_front in code if first <= value < last)
                 if (innermost := next(fronts, None)) is None:
                     continue

@@ -55,7 +55,7 @@ _RANGE = struct.Struct("<QQ")
 
 FileState = Literal["new", "awaited", "kept", "brought"]
 
-_PROTOCOLS = ([b"3"], [b"4"])
+_PROTOCOLS = ([b"3"], [b"4"], [b"5"])
 """How process, keeper and holder talk to each other (parking.c, `vram_holder`)."""
 _PREPARE_TIMEOUT = 60.0
 _LENDS = 1.0  # how long a running process may take to say what it has, in seconds; it may hang
@@ -160,6 +160,7 @@ class Parking:
     ----------
     hashes : those of all chunks of the file, which has holes for zeros and for what is known; nothing where they could
         not be made, and it has all.
+    runs_since : from when on the process runs without its GPU state (`time.monotonic`); None where it does not.
     """
 
     def __init__(
@@ -181,7 +182,8 @@ class Parking:
         self._elsewhere = elsewhere
         self.hashes = b""
         self._is_parked = file != "new"
-        self._can_run = self._runs = False
+        self._can_run = False
+        self.runs_since: float | None = None
         self._listens: bool | None = None
         self._waits: CudaWaits | None = None
         self._file = outside / parked.file
@@ -400,35 +402,49 @@ class Parking:
         """Let a process go on that was to park."""
         self._channel.say("no")
 
-    def park(self, pid: int, note: Callable[[Parked], None]) -> bool:
+    def park(self, pid: int, note: Callable[[Parked], None], until_shut: Callable[[], None] | None = None) -> bool:
         """Have a process hand its memory over in which no Python code runs; tell whether it did.
 
         Where it did, its threads are paused until `let_go`, or `let_run`: nothing may use the GPU before it is
-        checkpointed.
+        checkpointed. With `until_shut`, which waits until no call passes the gate any more, it runs (`let_run`) as soon
+        as the memory is handed over, while it gives that up itself; if it can.
         `note` is called before anything is handed over, with what is needed to give the memory back should this program
         die.
+
+        Raises
+        ------
+        DriverError : it has handed the memory over, and does not give it up.
         """
-        if not self._hold_still(pid, self.parked.thread, "hold"):
-            self.go_on()
-            return self._not_parked("its threads did not pause")
+        self._begin_to_hold(pid, self.parked.thread, "hold")
         try:
-            note(self.parked)
+            note(self.parked)  # a file is written meanwhile
         except BaseException:
             self.let_go()
             self.go_on()
             raise
+        if not self._is_held():
+            self.go_on()
+            return self._not_parked("its threads did not pause")
         self._holder.tell(b"take %d %d" % (pid, self._socket))
         self._channel.say(f"park {self._places}")
         inside, in_front = (self._waits or CudaWaits([pid])).counts()
         said = self._channel.hear(_TAKE_TIMEOUT)
         words = said.split()
-        if words[:1] != [b"parked"]:
+        if words[:1] not in ([b"handed"], [b"parked"]):
             self.let_go()
             return self._not_parked(said.decode("ascii", "replace") or "no answer")
         self._is_parked = self._holds = True
         # Those in front of the driver may be about to call it, but for those that wait at the gate. A restored process
-        # may be older, and not say how many do.
+        # may be older, and not say how many do, or say that it has parked when it has given all up.
         self._can_run = not inside and words[1:] == [b"free", b"%d" % in_front]
+        if words[:1] == [b"handed"]:
+            if until_shut is not None and self._can_run:
+                until_shut()
+                self.let_run()
+            else:
+                self._channel.say("stay")
+            if self._channel.hear(_TAKE_TIMEOUT) != b"parked":
+                raise self._error("given up", "no answer")
         return True
 
     @property
@@ -440,14 +456,17 @@ class Parking:
         """Let the process run on while the driver has its GPU state, where it can, and tell whether it does.
 
         It can where none of its threads was in a call of the driver's when they were paused: those that make one wait
-        at the gate, or did already. It has to be shut for them by now, and stay so until all is back. The driver must
-        hold their calls back, too.
+        at the gate, or did already. It has to be shut for them by now, and stay so until all is back.
         """
         if self._is_parked and self._can_run and not self._runs:
-            self._runs = True
             self._channel.say("sleep")
             self.let_go()
+            self.runs_since = time.monotonic()
         return self._runs
+
+    @property
+    def _runs(self) -> bool:
+        return self.runs_since is not None
 
     def let_go(self) -> None:
         """Let the process's threads go on: no call of theirs reaches the GPU any more, or all is as it was."""
@@ -652,11 +671,19 @@ class Parking:
     def _hold_still(self, pid: int, inner: int, how: str) -> bool:
         if self._still is not None and self._still.pid is not None:
             return True
+        self._begin_to_hold(pid, inner, how)
+        return self._is_held()
+
+    def _begin_to_hold(self, pid: int, inner: int, how: str) -> None:
+        """Have the threads held but for one; `_is_held` waits for that, and lets them go where they cannot be held."""
         thread = outer_thread(pid, inner)
-        if thread is None:
+        if thread is not None:
+            self._still = self._spare.pop() if self._spare else _thread_stopper()
+            self._still.tell(f"{how} {pid} {thread} {_STILL_TIMEOUT}".encode())
+
+    def _is_held(self) -> bool:
+        if self._still is None:
             return False
-        self._still = self._spare.pop() if self._spare else _thread_stopper()
-        self._still.tell(f"{how} {pid} {thread} {_STILL_TIMEOUT}".encode())
         for expected in (b"ready", b"still"):
             try:
                 said = self._still.hear(_STILL_TIMEOUT + _ARRIVE_TIMEOUT)

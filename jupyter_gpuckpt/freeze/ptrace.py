@@ -21,7 +21,7 @@ from ..linux import proc
 
 __all__ = ["Call", "Halt", "Tracer", "is_supported", "process_of"]
 
-_CONT, _SYSCALL, _GETREGS, _SETREGS = 7, 24, 12, 13
+_CONT, _SYSCALL, _GETREGS, _SETREGS, _DETACH = 7, 24, 12, 13, 17
 _SEIZE, _INTERRUPT, _LISTEN, _GET_SYSCALL_INFO = 0x4206, 0x4207, 0x4208, 0x420E
 _TRACESYSGOOD, _TRACECLONE = 0x1, 0x8
 _EVENT_STOP = 128
@@ -208,6 +208,13 @@ class Halt:
         for tid in threads:
             with contextlib.suppress(ProcessLookupError):
                 _ptrace(_CONT, tid)
+
+    def end(self) -> None:
+        """Let all held threads go on, and no longer trace them."""
+        for tid in self._held:
+            with contextlib.suppress(ProcessLookupError):
+                _ptrace(_DETACH, tid)
+        self._held.clear()
 
     def _has_stopped(self, tid: int) -> bool:
         """Look whether a thread has stopped; a signal that comes to it meanwhile stays with it."""

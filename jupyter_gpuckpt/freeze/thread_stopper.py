@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Container
 from pathlib import Path
 
 from .driver_threads import is_drivers
@@ -34,22 +35,24 @@ def main() -> None:
     if not rest:
         return
     pid, tid, seconds = rest.split()
-    still = _hold(int(pid), int(tid), time.monotonic() + float(seconds), stands_still=command == "hold-stopped")
+    halt = Halt()
+    still = _hold(halt, int(pid), int(tid), time.monotonic() + float(seconds), stands_still=command == "hold-stopped")
     if not still and command == "hold":
         print("restless", flush=True)
         return
     print("still", flush=True)
     sys.stdin.readline()
-    os._exit(0)  # at once: it is this program's end that lets them go on
+    halt.end()
+    os._exit(0)  # which lets them go on in any case, but a millisecond later
 
 
-def _hold(pid: int, left_over: int, deadline: float, *, stands_still: bool) -> bool:
+def _hold(halt: Halt, pid: int, left_over: int, deadline: float, *, stands_still: bool) -> bool:
     """Hold the threads still; tell whether each of them sleeps."""
-    halt = Halt()
     held: set[int] = set()
+    left_alone = {left_over}
     while True:
         # Threads that start meanwhile are found by a second look.
-        threads = _threads(pid) - {left_over}
+        threads = _threads(pid, held, left_alone)
         new = threads - held
         if not halt.hold(new, max(deadline, time.monotonic() + _STOPS)):
             return False
@@ -69,15 +72,18 @@ def _hold(pid: int, left_over: int, deadline: float, *, stands_still: bool) -> b
                 return False
 
 
-def _threads(pid: int) -> set[int]:
-    """Return the process's threads, without the driver's."""
+def _threads(pid: int, known: Container[int], left_alone: set[int]) -> set[int]:
+    """Return the process's threads, without those that are left alone, to which the driver's are added."""
     found = set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    for name in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+        tid = int(name)
         try:
-            if not is_drivers(task):
-                found.add(int(task.name))
+            if tid not in known and tid not in left_alone and is_drivers(Path(f"/proc/{pid}/task/{tid}")):
+                left_alone.add(tid)
         except (FileNotFoundError, ProcessLookupError):
             continue
+        if tid not in left_alone:
+            found.add(tid)
     return found
 
 

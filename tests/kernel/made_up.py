@@ -121,6 +121,8 @@ class Process:
         """From when this exists, new memory has what was another's."""
         self.in_a_call = folder / "gpu.in-a-call"
         """While this exists, cuMemsetD16 does not return; `gpu.in-a-call.reached` exists while it is called."""
+        self.releases = folder / "gpu.releases"
+        """The same for cuMemRelease."""
         if is_first:
             self.gpu.write_bytes(free.to_bytes(8, "little") + bytes(8 + 32 * 8192))
         self._gpus = gpus

@@ -174,6 +174,7 @@ int cuMemCreate(uint64_t *handle, size_t size, const int *prop, uint64_t flags) 
   return 0;
 }
 int cuMemRelease(uint64_t handle) {
+  be_under_way("releases");
   TURN;
   struct stat status;
   fstat(handle, &status);

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,31 @@ def test_a_process_runs_on_where_no_thread_of_it_is_in_a_call(start: Start) -> N
     assert process.answer() == 0
     assert parks_and_may_run(held)
     assert process.ask("marks(0)") == [7] * 3
+
+
+def test_a_process_runs_on_while_it_gives_up_what_it_has_handed_over(start: Start) -> None:
+    held = start()
+    process = held.process
+    process.ask("[alloc(32 << 20) for _ in range(3)], [mark(n, n + 7) for n in range(3)]")
+    held.shows()
+    parking = held.parking
+    assert parking is not None
+    assert parking.halt(process.pid)
+    process.gate.touch()
+    process.releases.touch()
+    with ThreadPoolExecutor(1) as beside:
+        parked = beside.submit(parking.park, process.pid, lambda parked: None, lambda: None)
+        try:
+            wait_until(process.releases.with_name("gpu.releases.reached").exists)
+            assert process.ask("'echo'") == "echo"
+            assert not parked.done()
+        finally:
+            process.releases.unlink()
+        assert parked.result()
+    assert parking.runs_since is not None
+    held.comes_back()
+    process.gate.unlink()
+    assert process.ask("[marks(n) for n in range(3)]") == [[n + 7] * 3 for n in range(3)]
 
 
 CALLS_ALL_THE_TIME = """

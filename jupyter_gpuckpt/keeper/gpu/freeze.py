@@ -50,7 +50,7 @@ _WORTH_PARKING = 256 << 20
 
 LookElsewhere = Callable[[], Elsewhere]
 """Says what of parked memory is found elsewhere."""
-RunFrom = Literal["lock", "dump", "the end"]
+RunFrom = Literal["parking", "dump", "the end"]
 Judge = Callable[[int], None]
 """Refuses what has no room, where so many bytes of what processes have on GPUs are zeros."""
 
@@ -123,8 +123,8 @@ class GpuFreeze:
     ahead : what was begun already.
     unless_parked : why those of them are refused that could not be restored if their memory were not parked.
     run_from : from when on the processes run that park their memory, if nothing speaks against it (`Parking.let_run`):
-        from the lock on, while the driver takes their GPU state; from `dumped` on, while it brings that back; or when
-        all is back. Before that, none of their calls may pass the gate by.
+        from when it is handed over, while the driver takes the rest of their GPU state; from `dumped` on, while it
+        brings that back; or when all is back. Before that, none of their calls may pass the gate by.
 
     Attributes
     ----------
@@ -284,8 +284,7 @@ class GpuFreeze:
             await self._park(note_parked)
             self._refuse_but([pid for pid, parking in self._parkings.items() if parking.is_parked])
             self.watch.begin("checkpoint")
-            locked = self._let_run if self._run_from == "lock" else lambda: None
-            await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking, locked)
+            await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
         except BaseException:
             await asyncio.to_thread(_give_back, self._parkings)
             raise
@@ -304,8 +303,12 @@ class GpuFreeze:
         ready = [one for one, is_halted in zip(self._parkings.items(), halted, strict=True) if is_halted]
         here = {pid: parking.channel for pid, parking in ready}
         await together(lambda pid: self._put_imports_away(pid, here, closed), self._pids)
-        await together(lambda one: one[1].park(one[0], functools.partial(note, one[0])), ready)
-        await asyncio.to_thread(gate.settle, closed)
+        until_shut = functools.partial(gate.settle, closed)
+        early = until_shut if self._run_from == "parking" else None
+        await together(lambda one: one[1].park(one[0], functools.partial(note, one[0]), early), ready)
+        await asyncio.to_thread(until_shut)
+        if early is not None:
+            self._let_run()
 
     def _put_imports_away(self, pid: int, here: Mapping[int, ParkingChannel], closed: float) -> None:
         """Have a process close what it has open of others' memory, which has to be parked then; `here` are talked to.
@@ -336,7 +339,7 @@ class GpuFreeze:
         """Let the processes run on that can: nothing of theirs can reach a GPU now."""
         run = [parking.let_run() for parking in self._parkings.values()]
         if all(run) and self._runs_since is None:
-            self._runs_since = time.monotonic()
+            self._runs_since = max(parking.runs_since or 0.0 for parking in self._parkings.values())
 
     @property
     def runs(self) -> bool:

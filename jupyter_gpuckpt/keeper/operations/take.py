@@ -539,7 +539,7 @@ class _Freeze:
         alone = list(found.on_gpu) == [found.kernel] and not self.communicators.pids
         if not (self.agent.waits_for_gpu and alone and self.left == "running"):
             return "the end"
-        return "lock" if self.agent.waits or self.refuse_late is not None else "dump"
+        return "parking" if self.agent.waits or self.refuse_late is not None else "dump"
 
     async def _dump(self, staging: Staging, gpu: GpuFreeze, started: Callable[[int], None]) -> None:
         self.progress.check()
