@@ -7,9 +7,10 @@
  * criu knows of no threads. What was copied is written down: `shared-ID.regions`, in the folder
  * GPUCKPT_DUMP_SHARED_FOLDER, has first address and end of each part, 64-bit numbers. Whoever started criu puts them into
  * the pagemap of that ID (`shared_memory.py`). Where that is little, as is what each CUDA context shares with its driver,
- * one process copies all of it while criu goes on with the rest. In a restore, what criu reads (pread(2)) into shared memory is read by
- * several processes as well. Likewise files without a name that processes have open, or mapped (`/dev/shm` above all), which
- * criu copies into an image for each, and out of it (sendfile(2)). Where anything fails, criu copies by itself.
+ * one process copies all of it while criu goes on with the rest. In a restore, what criu reads (pread(2)) into shared
+ * memory is read by several processes as well. Likewise files without a name that processes have open, or mapped
+ * (`/dev/shm` above all), which criu copies into an image for each, and out of it (sendfile(2)). Where anything fails, criu
+ * copies by itself.
  */
 #define _GNU_SOURCE
 #include "criu_shared.h"
@@ -42,6 +43,11 @@
 
 enum { PAGE = 4096, BLOCK = 4 << 20, WORTH_IT = 16 << 20 /* bytes */, FEWEST_COPIERS = 2, MOST_COPIERS = 8, ROOM = 256 };
 enum { MANY_COPIERS = 4 /* fewer take no less time than sendfile(2), which need not clear the pages first */ };
+#ifdef __x86_64__
+enum { IS_TOLD = 1 /* what criu does, by its calls of ptrace(2), which are ours (criu_memory.c) */ };
+#else
+enum { IS_TOLD = 0 };
+#endif
 enum { MOST_AT_ONCE = 1 << 30 /* bytes that criu is told of: it takes the number for an int */ };
 
 struct part {
@@ -334,11 +340,8 @@ static int is_copied(int from)
 		if (!done && ftruncate(pages, 0) != 0)
 			abort(); /* criu would write behind what is there */
 	}
-#ifdef __x86_64__ /* where `ptrace` is ours */
-	else if (total > 0 && leave(from, parts, count, total, folder) == 0) {
+	if (IS_TOLD && total > 0 && total < WORTH_IT && leave(from, parts, count, total, folder) == 0)
 		return 1;
-	}
-#endif
 	free(parts);
 	return done;
 }

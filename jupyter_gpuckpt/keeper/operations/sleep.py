@@ -163,6 +163,8 @@ async def _fall_asleep(
             raise
         agent = await without_library()
         await gpu.fall_asleep(kernel, note_parked, await _refusals(keeper, kernel, on_gpu, agent.peers))
+    if gpu.parked is None:
+        noted.parked = None  # it was about to be
     noted.stage, noted.since, noted.host = ASLEEP, now(), await asyncio.to_thread(gpu.host_memory)
     try:
         keeper.save_state()
