@@ -641,6 +641,8 @@ def test_gpus_are_kept_apart_all_the_same_where_their_memory_is_not_parked(
         assert parked_files(name) == []
         assert notebook.value("step(), wrong") == "None 0"
     assert isinstance(Requested(notebook, "sleep", {}).outcome(), dict)
+    notebook.kill_keeper()
+    assert isinstance(Requested(notebook, "save", {"name": "asleep"}).outcome(), dict)
     assert is_asleep(notebook)
     (tmp_path / "gpu.crowded").unlink(missing_ok=True)
     notebook.run("%gpuckpt wake")
