@@ -741,6 +741,23 @@ def test_the_threads_of_a_kernel_run_while_the_driver_saves_it(start: StartKerne
     go_on(ticks)
 
 
+def test_a_keeper_that_dies_while_the_kernel_gives_up_its_memory_is_followed_by_one_that_gives_it_back(
+    start: StartKernel, tmp_path: Path
+) -> None:
+    gpu, ticks, notebook = Gpu(tmp_path), tmp_path / "ticks", start()
+    run_ticking(notebook, ticks)
+    with gpu.held_while_it("releases"):
+        asked = Asked(notebook, "%gpuckpt save here")
+        gpu.until_it("releases")
+        go_on(ticks)
+        notebook.kill_keeper()
+    assert asked.answer()["ename"] == "KeeperGone"
+    assert notebook.value("are_right()") == "True"
+    notebook.run("%gpuckpt save here")
+    assert parked_files("here") == [2 * 150 << 20]
+    assert notebook.value("are_right()") == "True"
+
+
 def test_the_threads_of_an_idle_kernel_run_once_it_was_dumped(start: StartKernel, tmp_path: Path) -> None:
     """Not before: a cell could begin that would be in the snapshot."""
     gpu, ticks, notebook = Gpu(tmp_path), tmp_path / "ticks", start()

@@ -557,23 +557,22 @@ static void have_python(void *thread) {
   if (thread) ((void (*)(void *))of_python("PyEval_RestoreThread"))(thread);
 }
 
-/* Say that all is handed over, and whether other threads can miss nothing now; let Python run on where the keeper lets
- * them: what is handed over is closed then, which takes 40 ms for 1,200 parts. Returns what `have_python` wants. */
-static void *let_others_run(int has_python) {
-  char line[16];
+/* Give up what is handed over, which takes 40 ms for 1,200 parts: other threads run on meanwhile, where the keeper lets
+ * them. It is told whether they can miss nothing now. Then come back to memory as it says: `fill` by the holder, or `load`
+ * from a file. Until then `sleep` lets Python run on; returns what `have_python` wants afterwards. */
+static void *stay_parked(int has_python) {
+  char line[4200];
+  void *python = NULL;
+  int result;
   if (has_managed() || is_on_host) say(keeper, "handed\n");
   else say(keeper, "handed free %d\n", threads_at_gate());
   hear(keeper, line, sizeof line, KEEPER_SECONDS);
-  return has_python && !strcmp(line, "sleep") ? let_python_go() : NULL;
-}
-
-/* Come back to memory as the keeper says: `fill` by the holder, or `load` from a file. Until then `sleep` lets Python
- * run on, if it does not, as `python` says; returns what `have_python` wants afterwards. */
-static void *stay_parked(int has_python, void *python) {
-  char line[4200];
-  int result;
-  for (;;) {
-    hear(keeper, line, sizeof line, 0);
+  if (has_python && !strcmp(line, "sleep")) python = let_python_go();
+  give_parts_up();
+  shrink_stacks();
+  say(keeper, "parked\n");
+  for (;; *line = 0) {
+    if (!*line) hear(keeper, line, sizeof line, 0); /* else the keeper that was to answer has died, and another one did */
     result = -1;
     if (!strcmp(line, "sleep")) {
       if (has_python && !python) python = let_python_go();
@@ -640,11 +639,7 @@ static void *park(int pair[2], const uint64_t places[MOST_DEVICES], int has_pyth
     close_pair(pair);
     pair[0] = pair[1] = -1;
     if (!result) {
-      python = let_others_run(has_python);
-      give_parts_up();
-      shrink_stacks();
-      say(keeper, "parked\n");
-      python = stay_parked(has_python, python);
+      python = stay_parked(has_python);
     } else {
       bring_managed_back();
       keep_gpus_apart(0);
