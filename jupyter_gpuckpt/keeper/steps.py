@@ -160,7 +160,9 @@ class CellsNow:
         """What a snapshot of this moment says of it."""
         if self.running is not None:
             return f"in the middle of: {self.running.begins}"
-        return self.ended.begins if self.ended is not None else ""
+        if self.ended is not None:
+            return self.ended.begins
+        return "before the first cell" if self.begun == 0 else ""
 
 
 def cells_now(keeper: Keeper, *, asked_in_a_cell: bool = False) -> CellsNow:

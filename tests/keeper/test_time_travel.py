@@ -199,6 +199,28 @@ class Walk:
         return self.notebook.look(_STATE)
 
 
+def test_the_first_cell_is_undone_too(start: StartKernel) -> None:
+    notebook = start()
+    run_saved(notebook, "%gpuckpt auto on")
+    run_saved(notebook, "x = 1")
+    assert "Restored auto-0 (before the first cell)" in notebook.run("%gpuckpt undo").text
+    assert notebook.fails("x").ename == "NameError"
+    notebook.run("%gpuckpt redo")
+    assert notebook.value("x") == "1"
+
+
+def test_what_cells_did_before_it_is_switched_on_from_outside_is_saved_at_once(start: StartKernel) -> None:
+    notebook = start()
+    notebook.run("x = 1")
+    with notebook.keeper as keeper:
+        keeper.request("auto", {"switch": "on", "after": 100.0})
+    wait_until(lambda: snapshots(notebook))
+    wait_for_idle_keeper(notebook)
+    notebook.run("x = 2")  # which is too short to be followed by a save
+    notebook.run("%gpuckpt undo")
+    assert notebook.value("x") == "1"
+
+
 @pytest.mark.parametrize("in_a_cell", [False, True])
 def test_an_undo_passes_over_the_automatic_snapshot_of_the_same_state(notebook: Notebook, *, in_a_cell: bool) -> None:
     """Somebody has saved the kernel after it had been saved by itself: no cell lies between the two."""

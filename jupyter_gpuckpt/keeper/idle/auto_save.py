@@ -2,7 +2,8 @@
 
 The save is one like any other, but that it is given up where the next cell runs then, or begins before the freeze is
 over: it is made when that one has ended. Of cells that end while a snapshot is written, the last one is followed by a
-save, if the kernel is idle then.
+save, if the kernel is idle then. When somebody switches this on, the kernel is saved as soon as it is idle: what it has
+done by then is in no snapshot, or it is in none at all, and its next cell could not be undone.
 
 A kernel that is to be saved every so often is so in the middle of a cell, too: what is restored then goes on in it.
 """
@@ -44,6 +45,8 @@ class AutoSave:
         self._keeper = keeper
         self._began = time.monotonic()
         """When the rule was set, or the last save began that was made every so often."""
+        self._is_new = False
+        """Whether the kernel is to be saved before the next cell, whatever it has done."""
 
     async def run(self) -> None:
         """Save the kernel whenever it is time; never returns."""
@@ -73,11 +76,14 @@ class AutoSave:
         """Tell whether the kernel is to be saved now: a cell that ran for long enough may be followed by short ones."""
         keeper = self._keeper
         channel, rule = keeper.channel, keeper.state.auto
-        if rule is None or keeper.last_cell is None or channel is None or channel.busy:
+        if rule is None or channel is None or channel.busy or not self._may_save():
             return False
-        if max(keeper.ran.values(), default=0.0) < rule.after:
+        is_new, self._is_new = self._is_new, False
+        if is_new and keeper.state.parent is None:
+            return True
+        if not is_new and (keeper.last_cell is None or max(keeper.ran.values(), default=0.0) < rule.after):
             return False
-        new = unsaved(keeper) if self._may_save() else None
+        new = unsaved(keeper)
         return new is not None and new.cells != 0
 
     def _may_save(self) -> bool:
@@ -117,6 +123,6 @@ class AutoSave:
             keeper.note_state()
             keeper.not_saved_by_itself = ""
             self._began = time.monotonic()
-            if request.every is not None:
-                keeper.became_idle.set()  # what waits for the end of a cell waits for that no longer
+            self._is_new = request.switch == "on" and request.every is None
+            keeper.became_idle.set()  # what waits for the end of a cell waits for that no longer
         return auto_saving(keeper)
