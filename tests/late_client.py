@@ -1,4 +1,4 @@
-"""Clients whose requests are under way for long, or who are slow to take what a kernel says."""
+"""Clients whose requests are under way for long, who are slow to take what a kernel says, or to say something."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from jupyter_client import BlockingKernelClient
 from notebooks import PATIENCE, Notebook
 
-__all__ = ["late_client", "slow_client"]
+__all__ = ["late_client", "mute_client", "slow_client"]
 
 
 @contextlib.contextmanager
@@ -30,8 +30,17 @@ def slow_client(notebook: Notebook) -> Iterator[tuple[BlockingKernelClient, thre
     """Give another client, which takes what the kernel publishes while the event is set, and never much at once."""
     takes = threading.Event()
     takes.set()
-    with _client(notebook, "iopub_port", lambda client, kernel: _take(client, kernel, takes)) as client:
+    with _client(notebook, "iopub_port", lambda client, kernel: _pass(client, kernel, kernel, takes)) as client:
         yield client, takes
+
+
+@contextlib.contextmanager
+def mute_client(notebook: Notebook) -> Iterator[tuple[BlockingKernelClient, threading.Event]]:
+    """Give another client, which connects to the kernel at once, and says anything only while the event is set."""
+    speaks = threading.Event()
+    speaks.set()
+    with _client(notebook, "shell_port", lambda client, kernel: _pass(client, kernel, client, speaks)) as client:
+        yield client, speaks
 
 
 @contextlib.contextmanager
@@ -65,10 +74,12 @@ def _relay(relay: socket.socket, port: int, connect: Callable[[socket.socket, so
             threading.Thread(target=connect, args=(client, kernel), daemon=True).start()
 
 
-def _take(client: socket.socket, kernel: socket.socket, takes: threading.Event) -> None:
+def _pass(client: socket.socket, kernel: socket.socket, held: socket.socket, flows: threading.Event) -> None:
+    """Pass on what the two say; of the one that is `held` only while the event is set."""
     with contextlib.suppress(OSError), client, kernel:
         while True:
-            ready, _, _ = select.select([client, kernel] if takes.is_set() else [client], [], [], 0.001)
+            listened_to = [one for one in (client, kernel) if one is not held or flows.is_set()]
+            ready, _, _ = select.select(listened_to, [], [], 0.001)
             for one, other in ((client, kernel), (kernel, client)):
                 if one in ready:
                     if not (data := one.recv(1 << 16)):

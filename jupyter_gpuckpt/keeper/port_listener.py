@@ -41,6 +41,7 @@ _UNHURRIED = ("debug_request", "usage_request", "create_subshell_request", "dele
 _BIND_AGAIN = 1.0  # how often it tries for ports that somebody else has, in seconds
 _ENDING = 2.0  # how long clients have to close their connections, in seconds
 _COMING_BACK = 3.0  # how long clients have to come back when the ports were taken, in seconds
+_GREETED = 10.0  # and until when they may have introduced themselves, where something waits for them
 _CLOSING, _POLL = 0.02, 0.01  # seconds
 _LINGER = 500  # for how long what was sent may be on its way after the end, in milliseconds
 
@@ -295,8 +296,17 @@ class PortListener:
             if request.kind == "execute_request":
                 self._send("iopub", "error", content, request)
             if request.kind.endswith("_request"):
-                self._send("shell", request.reply, {"status": "error", **content}, request, idents)
+                await self._reply_when_there(request, {"status": "error", **content})
             self._status("idle", request)
+
+    async def _reply_when_there(self, request: _Request, content: Mapping[str, object]) -> None:
+        """Send a reply as soon as zmq knows whose the client's new connection is: it may be connected before that."""
+        loop = asyncio.get_running_loop()
+        while not self._send("shell", request.reply, content, request, request.idents):
+            if loop.time() > self._opened + _GREETED:
+                log.info("who sent a %s to the hibernated kernel has gone", request.kind)
+                return
+            await asyncio.sleep(_POLL)
 
     async def settled(self) -> None:
         """Wait until the clients are connected again; for those that have gone, not long after the ports were taken."""
@@ -329,11 +339,15 @@ class PortListener:
         content: Mapping[str, object],
         request: _Request | None,
         idents: Sequence[bytes] | None = None,
-    ) -> None:
+    ) -> bool:
+        """Send a message; tell whether somebody may have it, which is known of replies."""
         ident = [b"kernel." + kind.encode()] if idents is None else list(idents)
         if channel not in self._sockets:
-            return  # somebody else has the ports
+            return True  # somebody else has the ports
         parent = {"header": request.header} if request is not None else {}
-        with contextlib.suppress(ZMQError):  # who asked has gone
+        try:
             socket = Socket.shadow(self._sockets[channel].underlying)
             self._session.send(socket, kind, dict(content), parent=parent, ident=ident)
+        except ZMQError:  # who asked is not there (zmq_setsockopt(3), ZMQ_ROUTER_MANDATORY)
+            return False
+        return True

@@ -26,7 +26,7 @@ from keeper_faults import (
     status,
     store,
 )
-from late_client import late_client, slow_client
+from late_client import late_client, mute_client, slow_client
 from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 from jupyter_gpuckpt.client.listing import hibernated
@@ -363,6 +363,28 @@ def test_a_wake_that_fails_leaves_it_hibernated(criu: Criu, notebook: Notebook) 
     assert names() == {name}
     criu.honest()
     assert notebook.value("x") == "1"
+    assert_awake(notebook)
+
+
+def test_a_client_that_is_slow_to_greet_hears_all_the_same_why_a_wake_failed(criu: Criu, notebook: Notebook) -> None:
+    """It is connected again, as the system sees it, before zmq knows whose connection that is."""
+    with mute_client(notebook) as (client, speaks):
+        hibernate(notebook)
+        criu.fault("restore", 1)
+        criu.first("restore", "exit 7")
+        asked = client.execute("x = 1")
+        while client.get_iopub_msg(timeout=PATIENCE)["content"].get("gpuckpt") != "waking":
+            pass
+        speaks.clear()
+        while (told := client.get_iopub_msg(timeout=PATIENCE))["msg_type"] != "error":
+            pass
+        speaks.set()
+        assert told["parent_header"]["msg_id"] == asked
+        while (reply := client.get_shell_msg(timeout=PATIENCE))["parent_header"]["msg_id"] != asked:
+            pass
+        assert "could not be woken" in reply["content"]["evalue"]
+    criu.honest()
+    assert notebook.value("1") == "1"
     assert_awake(notebook)
 
 
