@@ -26,17 +26,20 @@ import termios
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from .. import settings
 from ..checked import from_json
 from ..client.kernel_start import FROM_KERNEL, TO_KERNEL
 from ..client.protocol import LINE_LIMIT
 from ..client.record import now
 from ..errors import GpuckptError
 from ..operations.results import RunningCell
-from .agent_replies import CellNews
+from .agent_replies import CellNews, checked_reply
 
 log = logging.getLogger("gpuckpt.keeper")
+
+T = TypeVar("T")
 
 MOST_REQUESTS = 100
 """So many requests of the agent's are worked on at once."""
@@ -273,6 +276,21 @@ class AgentChannel:
             raise AgentSilent(f"no answer to {name!r} within {timeout:.0f} s") from None
         finally:
             self._calls.pop(number, None)
+
+    async def ask(self, name: str, kind: type[T], not_done: type[GpuckptError], what: str) -> T:
+        """Return what the agent says to a call, once it listens; it has as long as the user's hooks.
+
+        Raises
+        ------
+        GpuckptError : it does not answer, or not so, and `what` was not done for it: of the type `not_done`. Or the
+            agent's own.
+        """
+        try:
+            answer = await self.call_when_there(name, {}, settings.hook_timeout())
+        except AgentSilent:
+            why = f"It did not answer within {settings.hook_timeout():.0f} s: something in it holds Python's lock."
+            raise not_done(what, why, "Try again when the running code is done.") from None
+        return checked_reply(kind, answer, not_done, what)
 
     async def call_when_there(self, name: str, args: dict[str, Any], timeout: float) -> Any:
         """Wait for the agent's hello, then `call`; `timeout` (seconds) is for either of the two.

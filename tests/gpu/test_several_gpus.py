@@ -135,6 +135,11 @@ def parked(name: str) -> list[int]:
     return [sum(sizes) for sizes in zip(*([size for _, size in one["places"]] for one in found), strict=True)]
 
 
+def snapshots() -> set[str]:
+    """Return the ids of all that there are."""
+    return {one.id for one in Store(settings.store_dir()).list()}
+
+
 def told(job: Job) -> list[str]:
     """Return what a job printed itself: libraries may warn beside it."""
     return [line for line in job.lines() if line.startswith(("first ", "then "))]
@@ -273,9 +278,11 @@ def test_a_thread_that_copies_from_one_to_the_other_goes_on_while_the_kernel_is_
 ) -> None:
     notebook.run(PROGRAMS["peers"] + IN_A_THREAD, timeout=120)
     notebook.run("%gpuckpt auto on")
+    wait_until(snapshots, 60, "it is not saved at once")
     for n in range(4):
+        before = snapshots()
         notebook.run(f"n = {n}")
-        wait_until(lambda n=n: len(Store(settings.store_dir()).list()) > n, 60, "it is not saved after the cell")
+        wait_until(lambda before=before: snapshots() - before, 60, "it is not saved after the cell")
         assert notebook.look("is_copying()") == "True"
     ask(notebook, "save", name="outside")
     assert notebook.look("is_copying(), wrong") == "(True, [])"

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ... import settings
 from ...errors import Refused
 from ...freeze import cuda, parking_channel
-from ..agent_channel import AgentChannel, AgentSilent
-from ..agent_replies import KeptApart, ReadyForSave, ReadyForSleep, checked_reply
+from ..agent_channel import AgentChannel
+from ..agent_replies import KeptApart, ReadyForSave, ReadyForSleep
 
 __all__ = ["has_to_be_kept_apart", "is_much_left", "kept_apart"]
 
@@ -51,12 +50,4 @@ async def kept_apart(channel: AgentChannel, not_done: str) -> KeptApart:
     GpuckptError : it cannot.
     """
     log.info("the kernel keeps its GPUs apart itself")
-    try:
-        answer = await channel.call("keep_gpus_apart", {}, settings.hook_timeout())
-    except AgentSilent:
-        raise Refused(
-            not_done,
-            f"It did not answer within {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
-            "Try again when the running code is done.",
-        ) from None
-    return checked_reply(KeptApart, answer, Refused, not_done)
+    return await channel.ask("keep_gpus_apart", KeptApart, Refused, not_done)

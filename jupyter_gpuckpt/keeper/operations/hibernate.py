@@ -38,8 +38,7 @@ from ...snapshots.hibernated import remove
 from ...snapshots.summary import HIBERNATED, summary
 from ...store import Manifest, Store
 from .. import ports
-from ..agent_channel import AgentSilent
-from ..agent_replies import AboutKernel, checked_reply
+from ..agent_replies import AboutKernel
 from ..connections import Connections, unread_bytes
 from .progress import OperationProgress, ProgressCallback
 from .save import RoomInStore, commit, describe
@@ -152,15 +151,10 @@ async def _about(keeper: Keeper) -> AboutKernel | None:
     if keeper.channel is None or not keeper.launch.agent:
         return None
     try:
-        said = await keeper.channel.call_when_there("about", {}, settings.hook_timeout())
-    except AgentSilent:
+        return await keeper.channel.ask("about", AboutKernel, SaveFailed, _NOT_HIBERNATED)
+    except SaveFailed:
         keeper.namespace()  # it says so where the kernel has ended
-        raise SaveFailed(
-            _NOT_HIBERNATED,
-            f"It has not answered for {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
-            "Try again when the running cell is done.",
-        ) from None
-    return checked_reply(AboutKernel, said, SaveFailed, _NOT_HIBERNATED)
+        raise
 
 
 async def _unless_a_cell_comes(keeper: Keeper, operation: Operation, writing: Any) -> Manifest:

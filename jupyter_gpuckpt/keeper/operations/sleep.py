@@ -24,7 +24,7 @@ from ...linux import processes
 from ...operations import requests as asked
 from ...operations.results import Slept
 from ..agent_channel import AgentChannel, AgentSilent
-from ..agent_replies import ReadyForSleep, checked_reply
+from ..agent_replies import ReadyForSleep
 from ..gpu.freeze import refuse_imports
 from ..gpu.sleep import GpuSleep
 from ..staging import vram_files
@@ -62,7 +62,7 @@ async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, on_p
     _note(keeper, Sleep(FALLING_ASLEEP, now()))
     await progress.enter("preparing the {kernel}")
     try:
-        agent = await progress.or_cancelled(_prepared(channel))
+        agent = await progress.or_cancelled(channel.ask("before_sleep", ReadyForSleep, Refused, _NOT_ASLEEP))
         gpu = await _fall_asleep(keeper, channel, agent, progress)
     except BaseException as e:
         if isinstance(e, KernelLost):
@@ -107,19 +107,6 @@ def _refuse_unless_idle(keeper: Keeper, channel: AgentChannel, seconds: float) -
     idle = (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds()
     if channel.busy or idle < seconds:
         raise Busy(_NOT_ASLEEP, "It is in use.", f"Try again when it has been idle for {seconds:.0f} s.")
-
-
-async def _prepared(channel: AgentChannel) -> ReadyForSleep:
-    """Have the agent make ready; return what it says of its kernel."""
-    try:
-        answer = await channel.call_when_there("before_sleep", {}, settings.hook_timeout())
-    except AgentSilent:
-        raise Refused(
-            _NOT_ASLEEP,
-            f"It did not answer within {settings.hook_timeout():.0f} s: something in it holds Python's lock.",
-            "Try again when the running code is done.",
-        ) from None
-    return checked_reply(ReadyForSleep, answer, Refused, _NOT_ASLEEP)
 
 
 async def _fall_asleep(
