@@ -35,11 +35,16 @@ def slow_client(notebook: Notebook) -> Iterator[tuple[BlockingKernelClient, thre
 
 
 @contextlib.contextmanager
-def mute_client(notebook: Notebook) -> Iterator[tuple[BlockingKernelClient, threading.Event]]:
-    """Give another client, which connects to the kernel at once, and says anything only while the event is set."""
+def mute_client(
+    notebook: Notebook, channel: str = "shell_port"
+) -> Iterator[tuple[BlockingKernelClient, threading.Event]]:
+    """Give another client, which connects to the kernel at once, and says anything only while the event is set.
+
+    Of one channel alone, the others are as of any client.
+    """
     speaks = threading.Event()
     speaks.set()
-    with _client(notebook, "shell_port", lambda client, kernel: _pass(client, kernel, client, speaks)) as client:
+    with _client(notebook, channel, lambda client, kernel: _pass(client, kernel, client, speaks)) as client:
         yield client, speaks
 
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import zmq.asyncio
 from jupyter_client.session import Session
@@ -101,6 +101,7 @@ class _Request:
         return self.kind.replace("_request", "_reply")
 
 
+Announced = Literal["hibernated", "waking"]
 OnRequest = Callable[[list[bytes]], None]
 
 
@@ -134,6 +135,7 @@ class PortListener:
         self._sockets: dict[str, zmq.asyncio.Socket] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._expected = expected
+        self._announced: Announced = "hibernated"
         self._listeners = 0
         self._opened = asyncio.get_running_loop().time()
 
@@ -150,7 +152,7 @@ class PortListener:
             asyncio.create_task(self._serve("iopub", self._on_subscription)),
         ]
         self._opened = asyncio.get_running_loop().time()
-        self.announce("hibernated")
+        self.announce(self._announced)
 
     def _bound(self) -> bool:
         kinds = {
@@ -238,7 +240,7 @@ class PortListener:
     def _on_subscription(self, frames: list[bytes]) -> None:
         """Count who listens (zmq_setsockopt(3), ZMQ_XPUB_VERBOSER), and tell that there is somebody."""
         self._listeners += 1 if frames[0][:1] == b"\x01" else -1
-        self.announce("hibernated")
+        self.announce(self._announced)
 
     def _on_stdin(self, frames: list[bytes]) -> None:
         """Wake for an answer to a question, which the kernel asks once more: the answer itself is gone."""
@@ -317,11 +319,12 @@ class PortListener:
                 return
             await asyncio.sleep(_POLL)
 
-    def announce(self, what: str) -> None:
-        """Tell who listens that the kernel is ``hibernated`` or ``waking``.
+    def announce(self, what: Announced) -> None:
+        """Tell who listens, now or later, what the kernel is.
 
         By a status message with a member of our own, as a kernel itself does.
         """
+        self._announced = what
         self._status("busy" if what == "waking" else "idle", None, gpuckpt=what)
 
     def _reply(self, channel: str, request: _Request, content: Mapping[str, object]) -> None:

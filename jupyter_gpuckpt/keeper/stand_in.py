@@ -10,7 +10,7 @@ from ..client.record import Launch, State
 from ..errors import GpuckptError
 
 if TYPE_CHECKING:
-    from .port_listener import PortListener
+    from .port_listener import Announced, PortListener
 
 __all__ = ["StandIn"]
 
@@ -90,7 +90,7 @@ class StandIn:
         if self._listener is not None:
             await self._listener.close()
 
-    def announce(self, what: str) -> None:
+    def announce(self, what: Announced) -> None:
         """Tell who listens to the hibernated kernel what becomes of it."""
         if self._listener is not None:
             self._listener.announce(what)

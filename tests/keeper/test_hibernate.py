@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client import BlockingKernelClient
 from keeper_faults import (
     Asked,
     Criu,
@@ -373,7 +374,7 @@ def test_a_client_that_is_slow_to_greet_hears_all_the_same_why_a_wake_failed(cri
         criu.fault("restore", 1)
         criu.first("restore", "exit 7")
         asked = client.execute("x = 1")
-        while client.get_iopub_msg(timeout=PATIENCE)["content"].get("gpuckpt") != "waking":
+        while announced(client) != "waking":
             pass
         speaks.clear()
         while (told := client.get_iopub_msg(timeout=PATIENCE))["msg_type"] != "error":
@@ -388,6 +389,32 @@ def test_a_client_that_is_slow_to_greet_hears_all_the_same_why_a_wake_failed(cri
     assert_awake(notebook)
 
 
+def announced(client: BlockingKernelClient) -> str:
+    """Return what a client is told next of what the kernel is."""
+    while True:
+        content = client.get_iopub_msg(timeout=PATIENCE)["content"]
+        if "gpuckpt" in content:
+            return str(content["gpuckpt"])
+
+
+def test_a_client_that_begins_to_listen_while_it_wakes_is_told_so(notebook: Notebook) -> None:
+    with mute_client(notebook, "iopub_port") as (client, speaks):
+        client.kernel_info()
+        client.get_iopub_msg(timeout=PATIENCE)  # it listens
+        speaks.clear()
+        hibernate(notebook)
+        cell = Asked(notebook, "1")
+        while announced(notebook.client) != "waking":
+            pass
+        speaks.set()
+        heard = [announced(client)]
+        while heard[-1] != "awake":
+            heard.append(announced(client))
+        assert cell.answer()["status"] == "ok"
+    assert "hibernated" not in heard
+    assert_awake(notebook)
+
+
 def test_its_snapshot_is_taken_away(notebook: Notebook) -> None:
     notebook.run("x = 1")
     manifest = store() / "snapshots" / f"{hibernate(notebook)}.json"
@@ -396,6 +423,7 @@ def test_its_snapshot_is_taken_away(notebook: Notebook) -> None:
     away = manifest.rename(store().parent / "away")
     failed = notebook.fails("x")
     assert failed.ename == "NoSuchSnapshot"
+    assert announced(notebook.client) == "hibernated"
     assert status(notebook)["state"] == "hibernated"
     away.rename(manifest)
     assert notebook.value("x") == "1"

@@ -61,6 +61,7 @@ async def come_back(keeper: Keeper, operation: Operation, gpus: Sequence[int], p
         error = _failed(keeper, e)
         log.exception("the kernel could not be woken: %s", error)
         await keeper.refuse_requests(error)
+        keeper.stand_in.announce("hibernated")
         raise error from e
     keeper.woken = WakeNote(at=now(), seconds=progress.seconds())
     return Woken(already=False, back=back, warnings=[*warnings, *faults], seconds=progress.seconds())
