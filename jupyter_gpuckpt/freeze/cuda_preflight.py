@@ -32,7 +32,9 @@ __all__ = [
     "in_use",
     "moves",
     "needs",
+    "no_peers_afterwards",
     "preflight",
+    "refuse_much_unseen",
     "refuse_other_use",
     "refuse_together",
     "refuse_without_memory",
@@ -133,12 +135,12 @@ def preflight(
 ) -> dict[int, Refused]:
     """Refuse a save of these CUDA processes that could not be done or could not be undone.
 
-    Returns why those of them are refused that can only be saved if their memory is parked.
+    Returns, by pid, why those of them are refused whose GPUs may have access to each other's memory, unless that is
+    taken away before they are checkpointed.
 
     `peers` holds the processes of which it is known that no GPU of theirs has peer access to another now: a process
     with peer access checkpoints well and then cannot be restored. Where it was on before, the value says how many bytes
-    of GPU memory the process's allocators know of (``total``), of the largest single allocation (``largest``), and of
-    the largest piece that can be parked (``part``); this alone, where GPUs had access to such pieces only.
+    of GPU memory the process's allocators know of (``total``), and of the largest single allocation (``largest``).
     With `room_later`, room in host memory is looked for later (`refuse_without_memory`).
     The NCCL communicators of those that are `connected` will be taken down before they are frozen (`nccl`). Those that
     are `sharing` have closed then what they have open of others' memory, as `refuse_together` has it.
@@ -150,7 +152,7 @@ def preflight(
     """
     if not pids:
         return {}
-    unless_parked: dict[int, Refused] = {}
+    together: dict[int, Refused] = {}
     _has_checkpoint_api(worker)
     refuse_together([pid for pid in pids if pid not in connected], sharing)
     gpus, usage = worker.gpus(), worker.usage()
@@ -176,30 +178,34 @@ def preflight(
         used = _gpus_used(pid, usage)
         known = (peers or {}).get(pid)
         if known is None and used > 1:
-            unless_parked[pid] = Refused(
+            together[pid] = Refused(
                 _NOT_TOUCHED,
                 f"process {pid} uses {used} GPUs, and they may have peer access to each other, which cannot be "
                 "restored",
-                "Limit the process to one GPU (CUDA_VISIBLE_DEVICES), end it before the save, or save a kernel when no "
-                "cell is running.",
+                "Limit the process to one GPU (CUDA_VISIBLE_DEVICES), or end it before the save.",
                 pid=pid,
                 gpus=used,
             )
         if known:
             held = sum(_held(pid, gpus, usage).values())
             unknown = held - known.get("total", held)
-            if known.get("largest", 0) > _PEER_SAFE or is_much_unseen(unknown, used):
-                raise _no_peers_afterwards(pid, known.get("largest", 0), unknown)
-            if known.get("part", 0) > _PEER_SAFE:
-                unless_parked[pid] = _no_peers_afterwards(pid, known["part"], unknown)
+            if known.get("largest", 0) > _PEER_SAFE:
+                raise no_peers_afterwards(pid, known["largest"], unknown)
+            refuse_much_unseen(pid, unknown, used)
     if not room_later:
         refuse_without_memory(pids, sum(size for pid in pids for size in _held(pid, gpus, usage).values()))
-    return unless_parked
+    return together
 
 
-def is_much_unseen(unknown: int, gpus: int) -> bool:
-    """Tell whether so many bytes, of which no allocator knows, are more than the contexts on so many GPUs take."""
-    return unknown > gpus * _UNSEEN
+def refuse_much_unseen(pid: int, unknown: int, gpus: int) -> None:
+    """Refuse a process of whose memory no allocator knows so many bytes, where contexts on so many GPUs take less.
+
+    Raises
+    ------
+    Refused : its GPUs might not get access to each other's memory again.
+    """
+    if unknown > gpus * _UNSEEN:
+        raise no_peers_afterwards(pid, unknown=unknown)
 
 
 def describe(worker: CudaWorker, pids: Iterable[int]) -> dict[str, Any]:
@@ -450,7 +456,7 @@ def _have_room(places: Mapping[str, Gpu], needed: Mapping[str, int], free: Mappi
     return all(free[places[old].uuid] >= size for old, size in needed.items())
 
 
-def _no_peers_afterwards(pid: int, largest: int, unknown: int) -> Refused:
+def no_peers_afterwards(pid: int, largest: int = 0, unknown: int = 0) -> Refused:
     """Return why a process is refused whose GPUs could not have access to each other again after a restore.
 
     Measured (580.159, H200): `cuCtxEnablePeerAccess` then gives CUDA_ERROR_INVALID_HANDLE where an allocation of

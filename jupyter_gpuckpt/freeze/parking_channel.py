@@ -28,10 +28,13 @@ __all__ = [
     "ParkingChannel",
     "Places",
     "Sharing",
+    "bring_gpus_together",
     "bring_imports_back",
+    "keep_gpus_apart",
     "make_fifos",
     "parkable",
     "path_of",
+    "peer_access_asked_for",
     "put_imports_away",
     "refuse",
     "run_on",
@@ -47,6 +50,7 @@ THREAD = "gpuckpt-parking"
 _SIGNAL = 62
 _HERE = 5.0  # how long the thread may take to answer the signal, in seconds
 _SHARES = 60.0  # how long it may take over others' memory, for which it asks them, in seconds
+_AT_WORK = 30.0  # how long GPUs may be at work that are to be kept apart, in seconds
 
 Places = list[tuple[str, int]]
 """The UUIDs of the GPUs that a process sees, in its order, with bytes on each."""
@@ -136,6 +140,26 @@ class ParkingChannel:
         """Have the process open again what it has put away; tell whether it did."""
         return self._did(b"back")
 
+    def peer_access_asked_for(self) -> bool | None:
+        """Tell whether the process has asked for its GPUs' access to each other's memory; None where it cannot say."""
+        self.say("peers")
+        words = self.hear(_HERE).split()
+        return words[1] == b"1" if words[:1] == [b"peers"] and len(words) > 1 else None
+
+    def keep_gpus_apart(self) -> int | None:
+        """Have the process take that access away, while its calls wait at the gate; return 0 or a CUresult.
+
+        None where it takes too long: its GPUs are still at work.
+        """
+        self.say("apart")
+        words = self.hear(_AT_WORK, b"apart").split()[1:]
+        return int(words[0]) if words else None
+
+    def bring_gpus_together(self) -> None:
+        """Have the process give back what it has taken away."""
+        self.say("together")
+        self.hear(_AT_WORK, b"together")
+
     def _did(self, what: bytes) -> bool:
         self.say(what.decode())
         return self.hear(_SHARES, what) == what + b" 0"
@@ -168,6 +192,32 @@ def bring_imports_back(run_dir: Path, pid: int) -> bool:
     """Have a process (`pid` on this machine) open it again; a process without the library has put nothing away."""
     with _talk(run_dir, pid) as (channel, places):
         return channel is None or (places is not None and channel.bring_imports_back())
+
+
+def peer_access_asked_for(run_dir: Path, pid: int) -> bool | None:
+    """Tell whether a process (`pid` on this machine) has asked for its GPUs' access to each other's memory.
+
+    By the driver's own peer access. None where it has no library that could `keep_gpus_apart`.
+    """
+    with _talk(run_dir, pid) as (channel, places):
+        return channel.peer_access_asked_for() if channel is not None and places is not None else None
+
+
+def keep_gpus_apart(run_dir: Path, pid: int) -> int | None:
+    """Have a process (`pid` on this machine) that is not parked take its GPUs' access to each other's memory away.
+
+    While its calls wait at the gate. Returns 0; a CUresult where it failed, and they have it as before; None where the
+    process did not answer.
+    """
+    with _talk(run_dir, pid) as (channel, places):
+        return channel.keep_gpus_apart() if channel is not None and places is not None else None
+
+
+def bring_gpus_together(run_dir: Path, pid: int) -> None:
+    """Have a process (`pid` on this machine) give back what it has taken away by `keep_gpus_apart`, if anything."""
+    with _talk(run_dir, pid) as (channel, places):
+        if channel is not None and places is not None and len(places) > 1:
+            channel.bring_gpus_together()
 
 
 def watch_gate(run_dir: Path, pid: int) -> None:

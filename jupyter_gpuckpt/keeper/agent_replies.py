@@ -18,7 +18,6 @@ __all__ = [
     "AfterSave",
     "CellNews",
     "Faults",
-    "KeptApart",
     "ReadyForSave",
     "ReadyForSleep",
     "checked_reply",
@@ -53,10 +52,7 @@ class ReadyForSave:
 
     peers: dict[str, int] | None = None
     """What there was of GPU memory when the access of its GPUs to each other was turned off; None where it sleeps, or
-    access was not turned off."""
-    can_keep_apart: bool = False
-    """Whether it was not, since that is done while the kernel's memory is parked, and can be before, where it cannot be
-    parked."""
+    that is left to its library."""
     waits_for_gpu: bool = False
     """Whether each of its calls to CUDA would wait while it has no GPU state."""
     execution_count: int | None = None
@@ -119,15 +115,6 @@ class ReadyForSleep:
     peers: dict[str, int] | None
     hooks: bool
     """Whether the user's code is to be called before a save."""
-    can_keep_apart: bool = False
-
-
-@dataclass(frozen=True)
-class KeptApart:
-    """What it says when it has turned off the access of the kernel's GPUs to each other itself, as `ReadyForSave`."""
-
-    peers: dict[str, int]
-    waits_for_gpu: bool
 
 
 @dataclass(frozen=True)

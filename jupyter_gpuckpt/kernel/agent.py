@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..errors import Busy, GpuckptError
+from ..errors import GpuckptError
 from ..spelling import in_a_cell
 from . import (
     cpu_time,
@@ -192,7 +192,6 @@ class Agent:
             "executed": self.executed.as_dict,
             "identity": self.reconnection.identity,
             "interrupted": self._interrupted,
-            "keep_gpus_apart": self._keep_gpus_apart,
             "leaves": self.leaving.begin,
             "stays": self._stays,
             "stops_sending": self.reconnection.stop_sending,
@@ -257,7 +256,7 @@ class Agent:
             "python": platform.python_version(),
             "ipykernel": ipykernel.__version__,
             "protocol": settings.AGENT_PROTOCOL,
-            "waits_for_gpu": self._waits_for_gpu(),
+            "waits_for_gpu": parking.has_gate(),
             "environment": environment.describe(),
             "temporary": renewal.temporary_folders(),
             **variables.describe(self.kernel.shell),
@@ -266,20 +265,6 @@ class Agent:
             "is_told_more": True,
             "rebinds": rebinding.can_rebind(self.kernel),
         }
-
-    def _keep_gpus_apart(self) -> dict[str, Any]:
-        """Do for the library what it could not do without parking the kernel's memory."""
-        if self._is_busy():
-            raise Busy(
-                "The kernel was not touched; it keeps running.",
-                "A cell has begun, and may copy from one GPU to another.",
-                "Try again when it has ended.",
-            )
-        said = self.housekeeping.keep_gpus_apart()
-        return {**said, "waits_for_gpu": self._waits_for_gpu()}
-
-    def _waits_for_gpu(self) -> bool:
-        return parking.has_gate() and not self.housekeeping.are_apart
 
     def _goes_on_in_cell(self) -> bool:
         """Tell whether a kernel that is restored from what is taken now has the rest of a cell to run."""

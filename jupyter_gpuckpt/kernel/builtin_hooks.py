@@ -33,7 +33,6 @@ class Housekeeping:
         self._history: Any = getattr(shell, "history_manager", None)
         self._history_closed = False
         self._peers: list[dict[str, Any]] = []
-        self._were_together = False
 
     def before_save(self, *, busy: bool, automatic: bool = False) -> dict[str, Any]:
         """Make the kernel small and savable.
@@ -64,36 +63,25 @@ class Housekeeping:
         with contextlib.suppress(Exception):
             self._close_history()
         parking.watch_gate(True)
-        return self._have_no_access(busy=busy)
+        return self._have_no_access()
 
-    def _have_no_access(self, *, busy: bool) -> dict[str, Any]:
-        """Switch the access of the kernel's GPUs to each other's memory off, or leave that to the library.
+    def _have_no_access(self) -> dict[str, Any]:
+        """Switch the access of the kernel's GPUs to each other's memory off, until `after`; or leave it to the library.
 
-        Where there is one, it does so when nothing can use that access any more: who copies from one GPU to another
-        without it would lose its context.
+        That does so when nothing can use the access any more: who copies from one GPU to another without it would lose
+        its context. Where there is none, this is the last thing before a freeze.
 
-        Returns ``peers`` as `keep_gpus_apart`, or None where it is left to the library; and then ``can_keep_apart``:
-        whether `keep_gpus_apart` may be called in its place.
-        """
-        if devices.uses_several_gpus() and parking.has_gate():
-            return {"peers": None, "can_keep_apart": not busy}
-        return self.keep_gpus_apart()
-
-    def keep_gpus_apart(self) -> dict[str, Any]:
-        """Switch the access of the kernel's GPUs to each other's memory off, until `after`.
-
-        The last thing before a freeze: torch's copies between GPUs must not run meanwhile.
-
-        Returns ``peers``: empty where no GPU had access to another's memory, and otherwise how much GPU memory the
-        kernel was found to have (`_gpu_memory`).
+        Returns ``peers``: None where it is left to the library, empty where no GPU had access to another's memory, and
+        otherwise how much GPU memory the kernel was found to have (`_gpu_memory`).
 
         Raises
         ------
         DriverError : the driver did not turn it off.
         """
+        if devices.uses_several_gpus() and parking.has_gate():
+            return {"peers": None}
         self._peers = devices.disable_peer_access()
-        self._were_together = parking.keep_apart(True) or bool(self._peers)
-        return {"peers": self._about_memory()}
+        return {"peers": _gpu_memory() if self._peers else {}}
 
     def before_sleep(self) -> dict[str, Any]:
         """Make the kernel's GPU state small and movable, and return what `before_save` does.
@@ -108,18 +96,7 @@ class Housekeeping:
         _give_cached_vram_back()
         _end_compile_workers()
         parking.watch_gate(True)
-        return self._have_no_access(busy=False)
-
-    @property
-    def are_apart(self) -> bool:
-        """Whether GPUs had access to each other's memory, and have it no more until `after`."""
-        return self._were_together
-
-    def _about_memory(self) -> dict[str, int]:
-        if not self._were_together:
-            return {}
-        found = _gpu_memory()
-        return found if self._peers else {"part": found["part"]}  # the others' size matters to the driver's own access
+        return self._have_no_access()
 
     def before_save_asleep(self) -> dict[str, Any]:
         """Make a kernel savable that sleeps: without a touch of the GPU, which `before_sleep` has seen to."""
@@ -141,11 +118,10 @@ class Housekeeping:
         faults = []
         parking.watch_gate(False)
         try:
-            parking.keep_apart(False)
             devices.enable_peer_access(self._peers)
         except DriverError as e:
             faults.append(f"{e} Until then, copying tensors between GPUs can break all GPU work in this kernel.")
-        self._peers, self._were_together = [], False
+        self._peers = []
         with contextlib.suppress(Exception):
             self._open_history(new_session=restored)
         return faults
@@ -206,15 +182,9 @@ def _refuse_shared_vram() -> None:
 
 
 def _gpu_memory() -> dict[str, int]:
-    """Return the bytes of GPU memory that this process is found to have.
-
-    ``largest`` is that of its largest allocation; what can be parked is made in parts, and of those the largest is
-    ``part``.
-    """
-    sizes = devices.allocations()
-    parts = {address: parking.part_at(address) for address in sizes}
-    largest = max((size for address, size in sizes.items() if not parts[address]), default=0)
-    return {"total": sum(sizes.values()), "largest": largest, "part": max(parts.values(), default=0)}
+    """Return the bytes of GPU memory that this process is found to have in ``total``, and in its ``largest`` piece."""
+    sizes = devices.allocations().values()
+    return {"total": sum(sizes), "largest": max(sizes, default=0)}
 
 
 def _give_cached_vram_back() -> None:

@@ -8,10 +8,9 @@ import os
 import re
 
 from .. import driver_library, installed
-from ..errors import DriverError
 from ..linux import proc, spawning
 
-__all__ = ["has_gate", "is_driver_loaded", "keep_apart", "part_at", "prepare", "watch_gate"]
+__all__ = ["has_gate", "is_driver_loaded", "prepare", "watch_gate"]
 
 _library: ctypes.PyDLL | None = None
 
@@ -36,35 +35,8 @@ def prepare() -> None:
     if not library.gpuckpt_is_wanted():
         _ctypes.dlclose(library._handle)
         return
-    library.gpuckpt_part_at.restype = ctypes.c_uint64
     _library = library
     os.environ["LD_PRELOAD"] = spawning.with_preloaded(os.environ.get("LD_PRELOAD", ""), spawning.PARKING)
-
-
-def keep_apart(on: bool) -> bool:
-    """Take from this process's GPUs the access to memory of others that may be parked, or give it back.
-
-    Returns whether there was any.
-
-    Raises
-    ------
-    DriverError : the driver refuses.
-    """
-    done = 0 if _library is None or not is_driver_loaded() else int(_library.gpuckpt_keep_apart(int(on)))
-    if done < 0:
-        raise DriverError(
-            "The GPUs' access to each other's memory could not be switched.",
-            f"cuMemSetAccess gave CUresult {-done}",
-            "Restart the kernel, and start it with one GPU (CUDA_VISIBLE_DEVICES) to be able to save it.",
-            call="cuMemSetAccess",
-            number=-done,
-        )
-    return done > 0
-
-
-def part_at(address: int) -> int:
-    """Return the bytes of the parts that the memory at an address is made in; 0 where it cannot be parked."""
-    return 0 if _library is None else int(_library.gpuckpt_part_at(ctypes.c_uint64(address)))
 
 
 def is_driver_loaded() -> bool:

@@ -314,21 +314,21 @@ def test_gpu_memory_for_which_the_host_has_no_room_is_refused_with_both_figures(
     assert abs(data["available"] - room) < GIB
 
 
-def test_what_gpus_could_not_access_again_is_refused_or_has_to_be_parked() -> None:
+def test_what_gpus_could_not_access_again_is_refused_or_told() -> None:
     pid = os.getpid()
 
-    def unless_parked(peers: dict[str, int] | None, gpus: str = "AB") -> str:
-        usage = tuple(Usage(uuid, pid, GIB // 4, False) for uuid in gpus)
+    def together(peers: dict[str, int] | None, gpus: str = "AB", held: int = GIB // 4) -> str:
+        usage = tuple(Usage(uuid, pid, held, False) for uuid in gpus)
         machine = InUse(*(gpu(number, uuid) for number, uuid in enumerate("AB")), usage=usage)
         found = cuda.preflight(machine, [pid], {} if peers is None else {pid: peers})
         return found[pid].why if found else ""
 
     small, large = 448 << 20, 512 << 20
-    assert unless_parked(None, "B") == "", "one GPU has none to have access to"
-    assert "2 GPUs" in unless_parked(None)
-    assert unless_parked({}) == ""
-    assert unless_parked({"total": GIB // 2, "largest": small, "part": small}) == ""
-    assert "would not work" in unless_parked({"total": GIB // 2, "largest": small, "part": large})
-    assert "would not work" in unless_parked({"part": large})
+    assert together(None, "B") == "", "one GPU has none to have access to"
+    assert "2 GPUs" in together(None)
+    assert together({}) == ""
+    assert together({"total": GIB // 2, "largest": small}) == ""
     with pytest.raises(Refused, match="would not work"):
-        unless_parked({"total": GIB // 2, "largest": large, "part": small})
+        together({"total": GIB // 2, "largest": large})
+    with pytest.raises(Refused, match="would not work"):
+        together({"total": GIB, "largest": small}, held=3 * GIB)

@@ -29,7 +29,13 @@ from notebooks import wait_until
 from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.errors import DriverError
 from jupyter_gpuckpt.freeze.parking import HASH, Elsewhere, Parked, Parking, Seen, giving_back
-from jupyter_gpuckpt.freeze.parking_channel import parkable, run_on
+from jupyter_gpuckpt.freeze.parking_channel import (
+    bring_gpus_together,
+    keep_gpus_apart,
+    parkable,
+    peer_access_asked_for,
+    run_on,
+)
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="parking is for x86-64"),
@@ -635,6 +641,7 @@ def test_what_a_holder_that_was_killed_had_not_copied_is_read_from_where_it_is(s
 
 ON_TWO = "[(on(n % 2), alloc((2 + 2 * (n % 3) << 20) if n else 300 << 20)) for n in range(150)]"
 """One of 300 MiB, which is parked in two parts, among many, on two GPUs."""
+MAPS = "ctypes.CDLL(driver).made_up_maps()"
 MARK = "[mark(n, n % 250 + 1) for n in range(150)]"
 MARKS = [[n % 250 + 1] * 3 for n in range(150)]
 OWN, BOTH = {0: [0b01] * 2, 1: [0b10] * 2}, [0b11] * 2
@@ -646,16 +653,13 @@ def test_memory_of_two_gpus_comes_back_to_each_with_access_for_both(start: Start
     process.ask(f"{ON_TWO}, {MARK}")
     sizes = [sum(size for _, size in process.ask("blocks")[gpu::2]) for gpu in (0, 1)]
     assert [size for _, size in process.ask("places()")] == sizes
-    assert process.ask("ours.gpuckpt_part_at(ctypes.c_uint64(blocks[0][0]))") == 256 * MIB, "of two parts"
+    assert process.ask(MAPS) == 151, "one has two parts"
     free = process.ask("free()")
     assert [(1 << 40) - left for left in free] == sizes
     for _ in range(2):
-        assert process.ask("ours.gpuckpt_keep_apart(1)") == 150
-        assert process.ask("[access(n) for n in range(150)]") == [OWN[n % 2] for n in range(150)]
         held.parks()
         held.comes_back()
         assert process.ask("[access(n) for n in range(150)]") == [BOTH] * 150
-        assert process.ask("ours.gpuckpt_keep_apart(0)") == 0, "it was mapped anew with it"
         assert process.ask("[marks(n) for n in range(150)]") == MARKS
         wait_until(lambda: process.ask("free()") == free, what="the holder has memory on a GPU")
     process.ask("[cu.cuMemFree_v2(ctypes.c_uint64(a)) for a, _ in blocks]")
@@ -677,6 +681,7 @@ def test_to_free_a_block_waits_for_all_gpus_that_may_use_it(start: Start) -> Non
     assert process.ask(f"cu.cuMemFree_v2(ctypes.c_uint64(blocks[0][0])), {waits}") == [0, [True, False, True]]
 
 
+LARGE = "cu.cuMemCreate(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(600 << 20), (ctypes.c_int * 8)(9), 0)"
 PEERS = "[ctypes.CDLL(driver).made_up_peer(a, b) for a, b in ((0, 1), (1, 0))]"
 
 
@@ -722,11 +727,10 @@ def test_memory_that_is_mapped_twice_comes_back_at_both_places_with_the_access_o
     expected = [OWN[0], OWN[0], OWN[1], OWN[1]]
     assert process.ask("[access(n) for n in (1, 2, 3, 4)]") == expected
     for _ in range(2):
-        assert process.ask("ours.gpuckpt_keep_apart(1), [access(n) for n in (3, 4)]")[1] == [[0, 0]] * 2
         held.parks()
         held.comes_back()
         assert process.ask("[access(n) for n in (1, 2, 3, 4)]") == expected
-        assert process.ask("ours.gpuckpt_keep_apart(0), [marks(n) for n in (1, 2, 3, 4)]")[1] == [[7] * 3, [8] * 3] * 2
+        assert process.ask("[marks(n) for n in (1, 2, 3, 4)]") == [[7] * 3, [8] * 3] * 2
         process.ask("mark(1, 7)")
         assert process.ask("marks(3)") == [7] * 3, "it is the same memory at both"
 
@@ -745,18 +749,15 @@ def test_between_several_gpus_what_can_be_exported_is_parked_but_for_small_piece
         0,
         None,
     ]
-    assert process.ask("ours.gpuckpt_keep_apart(1)") == 0, "only what is parked has others' access taken away"
+    before = process.ask(MAPS)
     process.ask("create(20 << 20, exported=1), create(600 << 20, exported=1), mark(3, 9), mark(4, 6)")
     assert process.ask("ours.gpuckpt_parkable()") == 624 * MIB
-    assert process.ask("ours.gpuckpt_part_at(ctypes.c_uint64(blocks[4][0]))") == 256 * MIB, "so that access comes back"
+    assert process.ask(MAPS) == before + 4, "in parts of 256 MiB, so that access comes back"
     held.parks()
     run_on(process.run_dir, process.pid)
     assert process.ask("marks(0), access(0), marks(2), access(2)") == [[7] * 3, OWN[0], [7] * 3, OWN[1]]
     held.comes_back()
-    assert process.ask("ours.gpuckpt_keep_apart(0), [marks(n) for n in (1, 2, 3, 4)]") == [
-        0,
-        [[8] * 3, [7] * 3, [9] * 3, [6] * 3],
-    ]
+    assert process.ask("[marks(n) for n in (1, 2, 3, 4)]") == [[8] * 3, [7] * 3, [9] * 3, [6] * 3]
 
 
 def test_peer_access_beside_a_large_piece_of_the_drivers_is_not_parked(start: Start) -> None:
@@ -764,8 +765,7 @@ def test_peer_access_beside_a_large_piece_of_the_drivers_is_not_parked(start: St
     held = start(gpus=2)
     process = held.process
     process.ask("on(0), alloc(4 << 20), cu.cuCtxEnablePeerAccess(ctypes.c_void_p(2), 0), mark(0, 5)")
-    large = "cu.cuMemCreate(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(600 << 20), (ctypes.c_int * 8)(9), 0)"
-    assert process.ask(large) == 0
+    assert process.ask(LARGE) == 0
     with pytest.raises(AssertionError):
         held.parks()
     assert process.ask(f"{PEERS}, access(0), marks(0)") == [[1, 0], BOTH, [5] * 3]
@@ -789,12 +789,33 @@ def test_what_is_not_parked_has_access_again_afterwards_and_what_is_made_meanwhi
         "(lambda n: cu.cuMemSetAccess(ctypes.c_uint64(blocks[n][0]), ctypes.c_size_t(blocks[n][1]), " + both + "))"
     )
     assert process.ask(f"{set_access}(2), access(2)") == [0, BOTH]
-    assert process.ask("ours.gpuckpt_keep_apart(1)") == 3
+    process.gate.touch()
+    assert keep_gpus_apart(process.run_dir, process.pid) == 0
     process.ask(f"alloc(4 << 20), create(20 << 20), {set_access}(4)")
     own = [OWN[0], OWN[1], OWN[0], OWN[1], OWN[0]]
     assert process.ask("[access(n) for n in range(5)]") == own
-    assert process.ask("ours.gpuckpt_keep_apart(0)") == 5
+    bring_gpus_together(process.run_dir, process.pid)
     assert process.ask("[access(n) for n in range(5)]") == [BOTH] * 5
+
+
+def test_gpus_are_not_kept_apart_when_the_gate_is_open_or_access_would_not_come_back(start: Start) -> None:
+    process = start(gpus=2).process
+    process.ask("on(0), alloc(4 << 20), on(1), alloc(4 << 20)")
+    assert peer_access_asked_for(process.run_dir, process.pid) is False
+    process.ask("on(0), cu.cuCtxEnablePeerAccess(ctypes.c_void_p(2), 0)")
+    assert peer_access_asked_for(process.run_dir, process.pid) is True
+    now = process.ask(f"{PEERS}, access(0), access(1)")
+    assert now == [[1, 0], BOTH, BOTH]
+    assert keep_gpus_apart(process.run_dir, process.pid) == -1, "a call may be under way"
+    assert process.ask(f"{PEERS}, access(0), access(1)") == now
+    process.gate.touch()
+    assert keep_gpus_apart(process.run_dir, process.pid) == 0
+    assert process.ask(f"{PEERS}, access(0), access(1)") == [[0, 0], OWN[0], OWN[1]]
+    bring_gpus_together(process.run_dir, process.pid)
+    assert process.ask(f"{PEERS}, access(0), access(1)") == now
+    assert process.ask(LARGE) == 0
+    assert keep_gpus_apart(process.run_dir, process.pid) == 801
+    assert process.ask(f"{PEERS}, access(0), access(1)") == now
 
 
 @pytest.mark.parametrize("free", [0, 20 * MIB, GIB], ids=["none", "some", "all"])
@@ -875,7 +896,7 @@ def test_only_what_is_in_use_of_a_large_reservation_takes_memory_and_room(start:
     held = start(free=1300 * MIB)
     process = held.process
     assert process.ask(f"create(1088 << 20, {exported})") == 0
-    assert process.ask("ours.gpuckpt_part_at(ctypes.c_uint64(blocks[0][0]))") == GIB, "it leaves the GPU part by part"
+    assert process.ask(MAPS) == 2, "it leaves the GPU part by part"
     process.ask("mark(0, 7)")
     assert held.shows() == Seen(in_use=3 * CHUNK, new=3 * CHUNK)
     assert _host_memory(held) <= 4 * CHUNK

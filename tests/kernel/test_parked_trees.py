@@ -570,10 +570,18 @@ def step():
 """
 
 
+def have_no_room_for_a_helper(folder: Path) -> None:
+    """Have the made-up GPUs too full for memory to be parked."""
+    (folder / "gpu.crowded").touch()
+
+
+@pytest.mark.parametrize("parked", [[300 << 20], []], ids=["", "no room for a helper"])
 def test_a_cell_that_uses_several_gpus_is_saved_in_its_middle(
-    start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parked: list[int]
 ) -> None:
     monkeypatch.setenv("MADE_UP_GPUS", "2")
+    if not parked:
+        have_no_room_for_a_helper(tmp_path)
     begun, go_on = tmp_path / "begun", tmp_path / "go_on"
     notebook = start()
     notebook.run(IN_A_CELL)
@@ -581,7 +589,7 @@ def test_a_cell_that_uses_several_gpus_is_saved_in_its_middle(
     wait_until(begun.exists)
     for name in ("one", "two"):
         assert isinstance(Requested(notebook, "save", {"name": name}).outcome(), dict)
-        assert parked_files(name) == [300 << 20]
+        assert parked_files(name) == parked
     go_on.touch()
     assert asked.answer()["status"] == "ok"
     assert notebook.value("wrong") == "0"
@@ -603,16 +611,19 @@ threading.Thread(target=use_both, daemon=True).start()
 """
 
 
+@pytest.mark.parametrize("parked", [[300 << 20], []], ids=["", "no room for a helper"])
 def test_a_thread_that_uses_several_gpus_goes_on_through_saves_sleep_and_restores(
-    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parked: list[int]
 ) -> None:
     monkeypatch.setenv("MADE_UP_GPUS", "2")
+    if not parked:
+        have_no_room_for_a_helper(tmp_path)
     notebook = start()
     notebook.run(IN_A_CELL + IN_A_THREAD)
     notebook.run("%gpuckpt save one")
     assert notebook.value("is_used()") == "0"
     assert isinstance(Requested(notebook, "save", {"name": "two"}).outcome(), dict)
-    assert parked_files("one") == parked_files("two") == [300 << 20]
+    assert parked_files("one") == parked_files("two") == parked
     assert notebook.value("is_used()") == "0"
     assert isinstance(Requested(notebook, "sleep", {}).outcome(), dict)
     notebook.run("%gpuckpt wake")  # if the thread has not woken it yet
@@ -622,6 +633,60 @@ def test_a_thread_that_uses_several_gpus_goes_on_through_saves_sleep_and_restore
         notebook.run("%gpuckpt restore two" + lazily)
         assert notebook.value("is_used()") == "0"
         assert notebook.value("steps > 0") == "True"
+
+
+def test_a_thread_that_uses_several_gpus_goes_on_when_these_take_each_others_place(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MADE_UP_GPUS", "2")
+    notebook = start()
+    notebook.run(IN_A_CELL + IN_A_THREAD)
+    moved = Requested(notebook, "move", {"gpus": [1, 0]}).outcome()
+    assert len(moved["moves"]) == 2
+    assert notebook.value("is_used()") == "0"
+    notebook.run("%gpuckpt save moved")
+    assert notebook.value("is_used()") == "0"
+
+
+def test_a_job_with_several_gpus_is_saved_where_they_have_no_room_for_a_helper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MADE_UP_GPUS", "2")
+    have_no_room_for_a_helper(tmp_path)
+    job = Job("both")
+    says = "\nwhile True: step(); print(0, 'wrong' if wrong else 'right', flush=True); time.sleep(0.01)"
+    try:
+        job.start(sys.executable, program(tmp_path, IN_A_CELL + says))
+        all_have_begun(job, "0")
+        job.save("here")
+        assert parked_files("here") == []
+        all_go_on(job, "0")
+        job.kill()
+        (tmp_path / "gpu.crowded").unlink()
+        job.restore("here")
+        all_go_on(job, "0")
+        job.save("again")
+        assert parked_files("again") == [300 << 20]
+        all_go_on(job, "0")
+    finally:
+        run("stop", job.name, "--force")
+
+
+def test_a_keeper_dies_while_gpus_are_kept_apart_whose_memory_is_not_parked(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MADE_UP_GPUS", "2")
+    have_no_room_for_a_helper(tmp_path)
+    gpu, notebook = Gpu(tmp_path), start()
+    notebook.run(IN_A_CELL + IN_A_THREAD)
+    with gpu.held_while_it("checkpoints"):
+        asked = Asked(notebook, "%gpuckpt save here")
+        gpu.until_it("checkpoints")
+        notebook.kill_keeper()
+    assert asked.answer()["ename"] == "KeeperGone"
+    assert notebook.value("is_used()") == "0"
+    notebook.run("%gpuckpt save here")
+    assert notebook.value("is_used()") == "0"
 
 
 @pytest.mark.parametrize("why", ["no room for a helper", "a thread that computes"])
@@ -635,7 +700,7 @@ def test_gpus_are_kept_apart_all_the_same_where_their_memory_is_not_parked(
         notebook.run("import hashlib, threading")
         notebook.run("threading.Thread(target=hashlib.pbkdf2_hmac, args=('sha256', b'', b'', 10**9)).start()")
     else:
-        (tmp_path / "gpu.crowded").touch()
+        have_no_room_for_a_helper(tmp_path)
     for name in ("one", "two"):
         notebook.run(f"%gpuckpt save {name}")
         assert parked_files(name) == []
@@ -661,6 +726,9 @@ def test_several_gpus_with_much_memory_that_cannot_be_parked_are_refused_beforeh
     (tmp_path / "gpu.beside").touch()
     assert "copies between GPUs would not work afterwards" in notebook.fails("%gpuckpt save one").text
     assert "copies between GPUs would not work afterwards" in str(Requested(notebook, "sleep", {}).outcome())
+    refused = Requested(notebook, "move", {"gpus": [1, 0]}).outcome()
+    assert "was not moved" in refused.what
+    assert "copies between GPUs would not work afterwards" in refused.why
     (tmp_path / "gpu.beside").unlink()
     notebook.run("%gpuckpt save one")
     assert parked_files("one") == [300 << 20]

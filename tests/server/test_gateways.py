@@ -64,14 +64,18 @@ def test_a_kernel_that_gateway_provisioners_have_started_is_saved_there(
         running(tmp_path / "server", f"c.GatewayClient.url = {address!r}\n") as server,
     ):
         kernel_id = started(server, "saved")
-        launchers = [pid for pid in processes.descendants(os.getpid()) if _launches(pid, kernel_id)]
-        assert len(launchers) == 2, "it, and who listens to the gateway"
+
+        def launchers() -> list[int]:
+            return [pid for pid in processes.descendants(os.getpid()) if _launches(pid, kernel_id)]
+
+        wait_until(lambda: len(launchers()) == 2, what="it, and who listens to the gateway")  # others become programs
+        listening = launchers()
         with server.channels(kernel_id) as ask:
             save_restore_and_hibernate(ask, tmp_path / "gateway" / "store")
             interrupt(ask, lambda: server.request("POST", f"api/kernels/{kernel_id}/interrupt"))
             assert outcome(ask, "assert x == 1") == "ok"
         server.request("DELETE", f"api/kernels/{kernel_id}")
-        wait_until(lambda: not any(_launches(pid, kernel_id) for pid in launchers))
+        wait_until(lambda: not any(_launches(pid, kernel_id) for pid in listening))
         assert not list((tmp_path / "gateway" / "runtime" / "gpuckpt").glob("[!.]*"))
 
 

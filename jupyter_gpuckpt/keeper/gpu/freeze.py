@@ -27,6 +27,7 @@ from ..namespace import Namespace
 from ..stopwatch import Stopwatch
 from . import gate
 from .parked import bring_imports_back, noted_parked, or_lost, together
+from .peers import bring_together, keep_apart
 
 __all__ = [
     "Ahead",
@@ -122,6 +123,7 @@ class GpuFreeze:
     vram : the files for what is in VRAM.
     ahead : what was begun already.
     unless_parked : why those of them are refused that could not be restored if their memory were not parked.
+    several : those with several GPUs: these are kept apart where their memory is not parked (`peers`).
     run_from : from when on the processes run that park their memory, if nothing speaks against it (`Parking.let_run`):
         from when it is handed over, while the driver takes the rest of their GPU state; from `dumped` on, while it
         brings that back; or when all is back. Before that, none of their calls may pass the gate by.
@@ -145,11 +147,12 @@ class GpuFreeze:
         vram: VramFiles,
         ahead: Ahead | None = None,
         unless_parked: Mapping[int, Refused] | None = None,
+        several: Sequence[int] = (),
         *,
         run_from: RunFrom = "the end",
     ) -> None:
         self._run_from = run_from
-        self._unless_parked = dict(unless_parked or {})
+        self._unless_parked, self._several = dict(unless_parked or {}), several
         self.watch = Stopwatch()
         self.hashes: dict[str, bytes] = {}
         self._ahead = ahead or Ahead()
@@ -239,7 +242,7 @@ class GpuFreeze:
 
     def _least(self, pid: int) -> int:
         """Return from how many bytes on the memory of a process is parked."""
-        return 1 if pid in self._unless_parked else _WORTH_PARKING
+        return 1 if pid in self._unless_parked or pid in self._several else _WORTH_PARKING
 
     def _refuse_but(self, parked: Container[int]) -> None:
         """Refuse processes that have to be parked, but for these."""
@@ -264,8 +267,7 @@ class GpuFreeze:
         try:
             await self._freeze(note)
         except BaseException:
-            await asyncio.to_thread(self._bring_imports_back)
-            gate.open_(self._space.run_dir)
+            await asyncio.to_thread(self._as_before)
             raise
 
     async def _freeze(self, note: Callable[[Sequence[ParkedMemory]], None]) -> None:
@@ -282,7 +284,8 @@ class GpuFreeze:
         try:
             self.watch.begin("park")
             await self._park(note_parked)
-            self._refuse_but([pid for pid, parking in self._parkings.items() if parking.is_parked])
+            self._refuse_but(self._are_parked())
+            await asyncio.to_thread(keep_apart, self._space.run_dir, self._unparked_several())
             self.watch.begin("checkpoint")
             await asyncio.to_thread(cuda.freeze, self._worker, self._pids, self._described, self._vram.taking)
         except BaseException:
@@ -326,9 +329,18 @@ class GpuFreeze:
             if not (here[pid].put_imports_away() if pid in here else parking_channel.put_imports_away(run_dir, pid)):
                 raise _imports_refused(pid)
 
-    def _bring_imports_back(self) -> None:
+    def _are_parked(self) -> list[int]:
+        return [pid for pid, parking in self._parkings.items() if parking.is_parked]
+
+    def _unparked_several(self) -> list[int]:
+        return [pid for pid in self._several if pid not in self._are_parked()]
+
+    def _as_before(self) -> None:
+        """Undo what was done about memory of others and other GPUs, and let calls pass the gate."""
         away, self._away = self._away, []
         bring_imports_back(self._space.run_dir, away)
+        bring_together(self._space.run_dir, self._unparked_several())
+        gate.open_(self._space.run_dir)
 
     async def dumped(self) -> None:
         """Note that the processes were dumped: they may run, where nothing speaks against it."""
@@ -413,8 +425,7 @@ class GpuFreeze:
         """
         if self._pids:
             await asyncio.to_thread(self._thaw)
-            await asyncio.to_thread(self._bring_imports_back)
-            gate.open_(self._space.run_dir)
+            await asyncio.to_thread(self._as_before)
             self._back = time.monotonic()
 
     def _thaw(self) -> None:

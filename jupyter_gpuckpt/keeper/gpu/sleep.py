@@ -24,6 +24,7 @@ from .bring_back import GpuReturn
 from .freeze import GpuFreeze, Judge, judge_nothing
 from .late_vram import LateVram
 from .parked import noted_parked, parked_in, parked_of, place_of
+from .peers import bring_together
 
 __all__ = ["HELPER", "FrozenAsleep", "GpuSleep"]
 
@@ -159,11 +160,15 @@ class GpuSleep:
         return HostMemory(beside, inside)
 
     async def fall_asleep(
-        self, kernel: int, note: Callable[[ParkedMemory], None], unless_parked: Mapping[int, Refused]
+        self,
+        kernel: int,
+        note: Callable[[ParkedMemory], None],
+        unless_parked: Mapping[int, Refused],
+        several: Sequence[int],
     ) -> None:
         """Take everything off the GPUs; `note` writes down what the next keeper must know, should this one die.
 
-        `unless_parked` is as in `GpuFreeze`.
+        `unless_parked` and `several` are as in `GpuFreeze`.
 
         Of the processes, the kernel alone parks its memory: a wake gives one back.
 
@@ -174,7 +179,11 @@ class GpuSleep:
         """
         if not self.pids:
             return
-        freeze = GpuFreeze(self._worker, self._space, self.pids, self.described, self.vram, unless_parked=unless_parked)
+        freeze = GpuFreeze(
+            *(self._worker, self._space, self.pids, self.described, self.vram),
+            unless_parked=unless_parked,
+            several=several,
+        )
 
         def note_all(parked: Sequence[ParkedMemory]) -> None:
             for one in parked:
@@ -229,6 +238,8 @@ class GpuSleep:
             return
         try:
             await asyncio.to_thread(self._wake, note)
+            if len(self.needs) > 1:
+                await asyncio.to_thread(bring_together, self._space.run_dir, self.living)
             gate.open_(self._space.run_dir)
         except BaseException:
             await self._end_holder()

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...client.in_progress import MoveInProgress, held_of
 from ...errors import DriverError, GpuckptError, Refused
-from ...freeze import cuda
+from ...freeze import cuda, parking_channel
 from ...linux import processes
 from ...operations.requests import Move
 from ...operations.results import Moved
 from ..gpu import gate, sharing
 from ..gpu.freeze import refuse_imports
-from .gpu_access import kept_apart
+from ..gpu.parked import together
+from ..gpu.peers import bring_together, keep_apart, parked_or_apart
 from .progress import OperationProgress, ProgressCallback
 from .take import after_save, before_save
 
@@ -50,9 +51,10 @@ async def move(keeper: Keeper, operation: Operation, request: Move, on_progress:
     try:
         agent = await progress.or_cancelled(before_save(channel, keeper.launch.agent))
         patience = settings.hook_timeout()
-        # Nothing is parked here.
-        peers = (await kept_apart(channel, _NOT_MOVED)).peers if agent.can_keep_apart else agent.peers
-        moves = await _moved(keeper, request.gpus, peers, progress)
+        moves = await _moved(keeper, request.gpus, agent.peers, progress)
+    except Refused as e:  # as a save would be
+        failure = Refused(_NOT_MOVED, e.why or e.what, e.then, **e.data)
+        raise failure from e
     except GpuckptError as e:
         failure = e
         raise
@@ -72,17 +74,21 @@ async def _moved(
         raise Refused(_NOT_MOVED, "It has nothing on a GPU.", "Move it once it uses one.")
     known = {kernel: peers} if kernel is not None and peers is not None else {}
     await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
-    for refused in (await asyncio.to_thread(cuda.preflight, worker, on_gpu, known)).values():
-        raise refused  # nothing is parked here
+    refused = await asyncio.to_thread(cuda.preflight, worker, on_gpu, known)
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
+    to_be_parked, several = await asyncio.to_thread(parked_or_apart, space.run_dir, refused, described)
+    for why in to_be_parked.values():
+        raise why  # nothing is parked here
     gpu_map = await sharing.fitting(keeper, progress, functools.partial(_map, worker, described, on_gpu, gpus))
     held = cuda.needs(described)
     keeper.state.operation = MoveInProgress(list(on_gpu), held_of(described))
     keeper.save_state()
     await progress.enter("moving", cancellable=False)
+    await together(functools.partial(parking_channel.watch_gate, space.run_dir), on_gpu)
     closed = gate.close(space.run_dir)
     try:
         await asyncio.to_thread(gate.settle, closed)
+        await asyncio.to_thread(keep_apart, space.run_dir, several)
         await asyncio.to_thread(cuda.freeze, worker, on_gpu, described)
         try:
             await asyncio.to_thread(cuda.thaw, worker, on_gpu, gpu_map, held)
@@ -90,6 +96,7 @@ async def _moved(
             await asyncio.to_thread(cuda.mend, worker, on_gpu, described["processes"])
             raise Refused(_NOT_MOVED, f"{error.what} {error.why}", error.then, **error.data) from error
     finally:
+        await asyncio.to_thread(bring_together, space.run_dir, several)
         gate.open_(space.run_dir)
         keeper.state.operation = None
         with contextlib.suppress(OSError):

@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import datetime
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ... import settings
@@ -26,9 +24,9 @@ from ...operations.results import Slept
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import ReadyForSleep
 from ..gpu.freeze import refuse_imports
+from ..gpu.peers import parked_or_apart
 from ..gpu.sleep import GpuSleep
 from ..staging import vram_files
-from .gpu_access import has_to_be_kept_apart, is_much_left, kept_apart
 from .progress import OperationProgress, ProgressCallback
 from .wake_at_touch import wake_at_touch
 
@@ -63,7 +61,7 @@ async def sleep(keeper: Keeper, operation: Operation, request: asked.Sleep, on_p
     await progress.enter("preparing the {kernel}")
     try:
         agent = await progress.or_cancelled(channel.ask("before_sleep", ReadyForSleep, Refused, _NOT_ASLEEP))
-        gpu = await _fall_asleep(keeper, channel, agent, progress)
+        gpu = await _fall_asleep(keeper, agent, progress)
     except BaseException as e:
         if isinstance(e, KernelLost):
             raise
@@ -109,27 +107,21 @@ def _refuse_unless_idle(keeper: Keeper, channel: AgentChannel, seconds: float) -
         raise Busy(_NOT_ASLEEP, "It is in use.", f"Try again when it has been idle for {seconds:.0f} s.")
 
 
-async def _fall_asleep(
-    keeper: Keeper, channel: AgentChannel, agent: ReadyForSleep, progress: OperationProgress
-) -> GpuSleep:
+async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: OperationProgress) -> GpuSleep:
     space, worker = keeper.namespace(), keeper.worker
     kernel = space.outer(keeper.state.kernel_pid)
     if kernel is None:
         raise KernelLost("The {kernel} has ended.", "", "{Restart}.")
 
-    async def without_library() -> ReadyForSleep:
-        kept = await kept_apart(channel, _NOT_ASLEEP)
-        return replace(agent, peers=kept.peers, can_keep_apart=False)
-
     on_gpu = await asyncio.to_thread(cuda.freezable, worker, [kernel, *processes.descendants(kernel)])
     described: dict[str, Any] = {"processes": []}
-    unless_parked: Mapping[int, Refused] = {}
+    unless_parked, several = dict[int, Refused](), list[int]()
     if on_gpu:
         await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
-        if agent.can_keep_apart and await asyncio.to_thread(is_much_left, space.run_dir, kernel, described):
-            agent = await without_library()
-        unless_parked = await _refusals(keeper, kernel, on_gpu, agent.peers)
+        known = {kernel: agent.peers} if agent.peers is not None else {}
+        refused = await asyncio.to_thread(cuda.preflight, worker, on_gpu, known, room_later=True)
+        unless_parked, several = await asyncio.to_thread(parked_or_apart, space.run_dir, refused, described)
     vram = vram_files(space)
     await asyncio.to_thread(vram.discard)
     gpu = GpuSleep(worker, space, on_gpu, described, vram)
@@ -143,13 +135,7 @@ async def _fall_asleep(
         keeper.note_state()
 
     await progress.enter(FALLING_ASLEEP, cancellable=False)
-    try:
-        await gpu.fall_asleep(kernel, note_parked, unless_parked)
-    except Refused as e:
-        if not has_to_be_kept_apart(agent, e, unless_parked):
-            raise
-        agent = await without_library()
-        await gpu.fall_asleep(kernel, note_parked, await _refusals(keeper, kernel, on_gpu, agent.peers))
+    await gpu.fall_asleep(kernel, note_parked, unless_parked, several)
     if gpu.parked is None:
         noted.parked = None  # it was about to be
     noted.stage, noted.since, noted.host = ASLEEP, now(), await asyncio.to_thread(gpu.host_memory)
@@ -160,14 +146,6 @@ async def _fall_asleep(
         keeper.tidy(gpu.tidy())
         raise
     return gpu
-
-
-async def _refusals(
-    keeper: Keeper, kernel: int, on_gpu: Sequence[int], peers: Mapping[str, int] | None
-) -> Mapping[int, Refused]:
-    """Return why processes are refused whose memory is not parked. Raises `Refused`."""
-    known = {kernel: peers} if peers is not None else {}
-    return await asyncio.to_thread(cuda.preflight, keeper.worker, on_gpu, known, room_later=True)
 
 
 def _note(keeper: Keeper, noted: Sleep) -> None:

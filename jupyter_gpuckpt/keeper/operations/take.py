@@ -38,12 +38,12 @@ from .. import file_numbers, lost_names, preflight
 from ..agent_channel import AgentChannel, AgentSilent
 from ..agent_replies import NOTHING, AfterSave, ReadyForSave, checked_reply
 from ..gpu.freeze import Ahead, GpuFreeze, LookElsewhere, RunFrom, owners_of_imports
+from ..gpu.peers import parked_or_apart
 from ..gpu.sleep import FrozenAsleep, GpuSleep
 from ..namespace import Namespace
 from ..removed_folder import refuse_without_folder
 from ..staging import Staging
 from . import criu_run
-from .gpu_access import has_to_be_kept_apart, is_much_left, kept_apart
 from .parts import CRIU_IMAGES
 from .progress import OperationProgress
 
@@ -176,33 +176,13 @@ async def take(
         communicators = Communicators(keeper.namespace().run_dir)
         undoing.push_async_callback(asyncio.to_thread, communicators.make_again)
         found = await _look(keeper, agent, communicators)
-
-        async def without_library() -> None:
-            """Have the kernel do what is left to its library, which could do it while it parks the memory."""
-            nonlocal agent, found
-            kept = await kept_apart(channel, _NOT_SAVED)
-            agent = replace(agent, peers=kept.peers, waits_for_gpu=kept.waits_for_gpu, can_keep_apart=False)
-            found = await _look(keeper, agent, communicators)
-
-        if agent.can_keep_apart and await asyncio.to_thread(
-            is_much_left, found.space.run_dir, found.kernel, found.described
-        ):
-            await without_library()
         check(found.private, found.with_zeros(sum(cuda.needs(found.described).values())))
-        freeze = _Freeze(
+        staging, frozen = await _Freeze(
             *(keeper, operation, directory, program, progress, left, found, check, ahead, host_memory),
             communicators,
             agent,
             refuse_late,
-        )
-        try:
-            staging, frozen = await freeze.take()
-        except Refused as e:
-            if not has_to_be_kept_apart(agent, e, found.unless_parked):
-                raise
-            await without_library()
-            again = replace(freeze, found=found, agent=agent, ahead=Ahead(look_elsewhere))
-            staging, frozen = await again.take()
+        ).take()
         undoing.pop_all()
     begun = 0
     if left == "running":
@@ -316,6 +296,8 @@ class _Found:
     unless_parked: Mapping[int, Refused]
     """Why those of its processes are refused that could not be restored if their memory were not parked."""
     apart: Sequence[int]
+    """Those with several GPUs, which are kept apart where their memory is not parked."""
+    ours: Sequence[int]
     """Those that have shared no GPU memory by handles of the driver's."""
     bound: list[BoundThreads]
     """Threads that may not run on all processors."""
@@ -335,6 +317,7 @@ async def _look(keeper: Keeper, agent: ReadyForSave, communicators: Communicator
     await asyncio.to_thread(communicators.look, _living(space))
     preflight.refuse_unsavable(space.pid, kernel, tree, keeper.twins.pids)
     apart: list[int] = []
+    ours: list[int] = []
     on_gpu = asleep.living if asleep is not None else await asyncio.to_thread(cuda.freezable, worker, tree)
     described: dict[str, Any] = dict(asleep.described) if asleep is not None and on_gpu else {}
     unless_parked: Mapping[int, Refused] = {}
@@ -342,13 +325,14 @@ async def _look(keeper: Keeper, agent: ReadyForSave, communicators: Communicator
         peers = {kernel: agent.peers} if agent.peers is not None else {}
         sharing = {pid: await asyncio.to_thread(parking_channel.sharing, space.run_dir, pid) for pid in on_gpu}
         owners = owners_of_imports(space, sharing, on_gpu)
-        apart = [pid for pid, one in sharing.items() if not one.by_driver]
+        ours = [pid for pid, one in sharing.items() if not one.by_driver]
         connected = [pid for pid in on_gpu if processes.inner_pid(pid) in communicators.pids]
         refused = await asyncio.to_thread(
-            cuda.preflight, worker, on_gpu, peers, connected=connected, sharing=apart, room_later=True
+            cuda.preflight, worker, on_gpu, peers, connected=connected, sharing=ours, room_later=True
         )
-        unless_parked = owners | refused
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
+        to_be_parked, apart = await asyncio.to_thread(parked_or_apart, space.run_dir, refused, described)
+        unless_parked = owners | to_be_parked
     private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _beyond_mapped(space, tree)
     if asleep is not None:
         private = max(0, private - asleep.vram.taken(on_gpu))  # which are counted as GPU memory
@@ -356,7 +340,8 @@ async def _look(keeper: Keeper, agent: ReadyForSave, communicators: Communicator
     shared_files = await asyncio.to_thread(_bytes_of_files, space.shared_memory)
     bound = await asyncio.to_thread(cpu_affinity.bound, tree, space.pid)
     return _Found(
-        *(space, asleep, kernel, tree, on_gpu, described, private, shared_files, still, unless_parked, apart, bound)
+        *(space, asleep, kernel, tree, on_gpu, described, private, shared_files, still),
+        *(unless_parked, apart, ours, bound),
     )
 
 
@@ -499,7 +484,7 @@ class _Freeze:
     def _take_communicators_down(self) -> None:
         self.communicators.take_down()
         if self.communicators.pids:
-            cuda.refuse_together(self.found.on_gpu, self.found.apart)
+            cuda.refuse_together(self.found.on_gpu, self.found.ours)
 
     def _write_down(self) -> SaveInProgress:
         """Tell the next keeper what to undo, should this one be killed."""
@@ -530,6 +515,7 @@ class _Freeze:
             staging.vram,
             self.ahead,
             found.unless_parked,
+            found.apart,
             run_from=self._runs_from(),
         )
 

@@ -186,22 +186,24 @@ static int load(void) {
   return 1;
 }
 
+int is_gate_shut(void) { return !access(gate, F_OK); }
+
 /* Looked for once in a tick of the clock (some milliseconds): the keeper waits for two ticks after it has shut it. */
-static int is_shut(void) {
+static int is_seen_shut(void) {
   static _Atomic long open_at = -1;
   struct timespec now;
   if (!*gate || clock_gettime(CLOCK_MONOTONIC_COARSE, &now)) return 0;
   long tick = now.tv_sec * 1000000000L + now.tv_nsec;
   if (tick == open_at) return 0;
-  int shut = !access(gate, F_OK);
+  int shut = is_gate_shut();
   if (!shut) open_at = tick;
   return shut;
 }
 
 void wait_at_gate(void) {
-  if (!watched || !is_shut()) return;
+  if (!watched || !is_seen_shut()) return;
   waiting++;
-  while (watched && is_shut()) usleep(1000);
+  while (watched && is_seen_shut()) usleep(1000);
   waiting--;
 }
 
@@ -263,7 +265,7 @@ void watch_gate(void) {
 
 int has_watch(void) {
   if (!(watched & FOR_KEEPER)) return 0;
-  int shut = !access(gate, F_OK);
+  int shut = is_gate_shut();
   has_been_shut |= shut;
   if (shut || (!has_been_shut && looks_left-- > 0)) return 1;
   watch(FOR_KEEPER, 0);
@@ -283,5 +285,5 @@ PUBLIC int gpuckpt_is_open(void) { return is_open == 1; }
 
 /* Have every call look at the gate from now on, or none. */
 PUBLIC void gpuckpt_watch(int on) {
-  watch(FOR_AGENT, on || !access(gate, F_OK)); /* where calls wait they go on to */
+  watch(FOR_AGENT, on || is_gate_shut()); /* where calls wait they go on to */
 }

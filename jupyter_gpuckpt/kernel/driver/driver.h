@@ -54,6 +54,7 @@ int has_watch(void);
 void wait_at_gate(void);
 /* How many threads do. */
 int threads_at_gate(void);
+int is_gate_shut(void);
 
 /* -- parking.c */
 
@@ -119,7 +120,7 @@ int mapped_range(uint64_t address, uint64_t *base, size_t *size);
 const memory *memory_at(uint64_t address);
 int device_of(const memory *m);
 int join_current(void);
-int keep_memory_apart(int apart, int is_parked, int *done);
+int keep_memory_apart(int apart, int is_parked);
 int give_part(memory *m);
 uint64_t writable_at(const memory *m, size_t part);
 void take_parts(memory *m);
@@ -146,7 +147,12 @@ void bring_managed_back(void);
 
 /* -- peers.c */
 
-int keep_gpus_apart(int apart);
+/* With a larger allocation of the driver's there is no access again (docs/internals/cuda.md). */
+enum { MOST_LEFT = 448 << 20 };
+
+int keep_gpus_apart(int apart, int is_parked);
+void bring_gpus_together(int is_parked); /* and tell of it where that fails */
+int was_peer_access_asked_for(void);     /* of the driver's own */
 
 /* -- parking.c; both with the memory's lock */
 

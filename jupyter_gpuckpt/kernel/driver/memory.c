@@ -616,35 +616,23 @@ int own_cuMulticastBindAddr(uint64_t multicast, size_t to, uint64_t address, siz
 /* -- several GPUs */
 
 /* Take away the access that GPUs have to others' memory, or give it back: to all of it, or to what is not parked. What
- * is parked has it again with its new memory. Returns 0 or a CUresult; `done` is for how many mappings it was. */
-int keep_memory_apart(int apart, int is_parked, int *done) {
+ * is parked has it again with its new memory. Returns 0 or a CUresult. */
+int keep_memory_apart(int apart, int is_parked) {
   int result = 0;
   are_apart = apart;
-  *done = 0;
   for (size_t i = 0; !result && i < mapping_count; i++) {
     mapping *at = &mappings[i];
-    int changes = 0;
     if (at->is_apart == apart || (is_parked && is_parkable(at->of))) continue;
     for (int k = 0; !result && k < at->accesses; k++) {
       access_desc access = at->access[k];
       if (!is_foreign(at, &access) || !access.flags) continue;
+      if (apart && part_size(at->of, 0) > MOST_LEFT) return NOT_SUPPORTED;
       if (apart) access.flags = 0;
       result = cu.SetAccess(at->address, at->size, &access, (size_t)1);
-      changes = 1;
+      at->is_apart = apart;
     }
-    if (changes) at->is_apart = apart;
-    *done += changes;
   }
   return result;
-}
-
-/* Return the bytes of the parts that the memory at an address is made in; 0 where it cannot be parked. */
-PUBLIC uint64_t gpuckpt_part_at(uint64_t address) {
-  lock_memory();
-  mapping *at = mapping_at(address);
-  uint64_t bytes = at && is_parkable(at->of) ? part_size(at->of, 0) : 0;
-  unlock_memory();
-  return bytes;
 }
 
 /* -- on the host */

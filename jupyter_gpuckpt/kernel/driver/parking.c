@@ -589,8 +589,7 @@ static void *stay_parked(int has_python) {
     say(keeper, "error %d\n", result);
   }
   bring_managed_back();
-  if ((result = keep_gpus_apart(0)))
-    fprintf(stderr, "gpuckpt: GPUs of this process cannot access each other's memory again (CUresult %d)\n", result);
+  bring_gpus_together(1);
   say(keeper, "done\n");
   return python;
 }
@@ -634,7 +633,7 @@ static void *park(int pair[2], const uint64_t places[MOST_DEVICES], int has_pyth
     return NULL;
   }
   if (!(result = retain_contexts())) {
-    if (!(result = keep_gpus_apart(1)) && !(result = synchronize()) && !(result = put_managed_away()))
+    if (!(result = keep_gpus_apart(1, 1)) && !(result = synchronize()) && !(result = put_managed_away()))
       result = hand_over(pair, places);
     close_pair(pair);
     pair[0] = pair[1] = -1;
@@ -642,7 +641,7 @@ static void *park(int pair[2], const uint64_t places[MOST_DEVICES], int has_pyth
       python = stay_parked(has_python);
     } else {
       bring_managed_back();
-      keep_gpus_apart(0);
+      bring_gpus_together(1);
     }
     release_contexts();
   }
@@ -666,11 +665,29 @@ static void say_what_there_is(void) {
   say(keeper, "%s\n", line);
 }
 
+/* Keep the GPUs apart although nothing is parked; returns 0 or what failed, and then they have access as before. */
+static int keep_apart_unparked(void) {
+  lock_memory();
+  int result = keep_gpus_apart(1, 0);
+  if (result) bring_gpus_together(0);
+  unlock_memory();
+  return result;
+}
+
+static void bring_together_unparked(void) {
+  lock_memory();
+  bring_gpus_together(0);
+  unlock_memory();
+}
+
 /* What the keeper wants of this process. What there is is said first; then come
  *
  * - watch: every call looks at the gate from now on, until the gate has been shut and opened again: "watching"
  * - imports: what `say_imports` says of others' memory that is open here
  * - away: it is closed, and back: it is opened again: the same word, and what failed
+ * - peers: "peers", and whether the program asked for access of GPUs to each other's memory, by the driver's own
+ * - apart: that is taken away though nothing is parked, while the gate is shut: "apart" and what failed; and together: it
+ *   is given back: "together"
  * - show, with the bytes for each GPU: "showing", and the descriptor that the holder is to take; then "shown", or
  *   "unshown" and what failed
  * - halt: no Python code runs from now on, where there is Python: "halted", this thread's id, and the descriptor that
@@ -706,6 +723,13 @@ static void converse(channel *with) {
       say(keeper, "away %d\n", imports_away());
     } else if (!strcmp(line, "back")) {
       say(keeper, "back %d\n", imports_back());
+    } else if (!strcmp(line, "peers")) {
+      say(keeper, "peers %d\n", was_peer_access_asked_for());
+    } else if (!strcmp(line, "apart")) {
+      say(keeper, "apart %d\n", keep_apart_unparked());
+    } else if (!strcmp(line, "together")) {
+      bring_together_unparked();
+      say(keeper, "together\n");
     } else if (!strcmp(line, "halt") && pair[0] < 0 && !open_pair(pair)) {
       has_python = enter_python(&state);
       say(keeper, "halted %ld %d %d\n", syscall(SYS_gettid), pair[1], PROTOCOL);

@@ -6,17 +6,34 @@
  */
 #include "driver.h"
 
+#include <stdio.h>
+
 enum { ALREADY_ENABLED = 704, NOT_ENABLED = 705 };
-enum { MOST_LEFT = 448 << 20 }; /* with a larger allocation of the driver's there is no access again (docs/internals/cuda.md) */
 
 static unsigned char had_access[MOST_DEVICES][MOST_DEVICES]; /* the first to memory of the second */
+static int was_asked_for;
 
 int own_cuCtxEnablePeerAccess(void *peer, unsigned flags) {
   int result = cu.EnablePeerAccess(peer, flags);
   void *left;
+  if (!result) was_asked_for = 1;
   if (!result) result = join_current();
   if (!result && !(result = cu.CtxPush(peer))) {
     result = join_current();
+    cu.CtxPop(&left);
+  }
+  return result;
+}
+
+int was_peer_access_asked_for(void) { return was_asked_for; }
+
+/* Wait until all that these contexts were given is done, which may need the access. */
+static int wait_for_all(void *const contexts[MOST_DEVICES]) {
+  int result = 0;
+  void *left;
+  for (int device = 0; !result && device < MOST_DEVICES; device++) {
+    if (!contexts[device] || (result = cu.CtxPush(contexts[device]))) continue;
+    result = cu.CtxSynchronize();
     cu.CtxPop(&left);
   }
   return result;
@@ -28,7 +45,6 @@ static int switch_access(void *const contexts[MOST_DEVICES], int apart) {
   void *left;
   for (int from = 0; !result && from < MOST_DEVICES; from++) {
     if (!contexts[from] || (result = cu.CtxPush(contexts[from]))) continue;
-    if (apart) result = cu.CtxSynchronize();
     for (int to = 0; !result && to < MOST_DEVICES; to++) {
       if (to == from || !contexts[to] || (!apart && !had_access[from][to])) continue;
       result = apart ? cu.DisablePeerAccess(contexts[to]) : cu.EnablePeerAccess(contexts[to], 0);
@@ -41,28 +57,26 @@ static int switch_access(void *const contexts[MOST_DEVICES], int apart) {
   return result;
 }
 
-/* Keep the GPUs apart, or bring them together again, in a process whose memory is parked, and which does nothing else
- * meanwhile. Returns 0 or a CUresult. */
-int keep_gpus_apart(int apart) {
+/* Keep the GPUs apart, or bring them together again, while no call of the program's is under way: where memory `is_parked`
+ * its threads are held, else the gate is shut. Returns 0, a CUresult, or -1 where it is not shut any more. */
+int keep_gpus_apart(int apart, int is_parked) {
   void *contexts[MOST_DEVICES] = {NULL};
-  int count, done, active, result = cu.DeviceCount(&count);
+  int count, active, result = cu.DeviceCount(&count);
   unsigned flags;
   if (result || count < 2 || count > MOST_DEVICES) return result;
   for (int device = 0; !result && device < count; device++)
     if (!cu.PrimaryState(device, &flags, &active) && active) result = cu.PrimaryRetain(&contexts[device], device);
+  if (!result && apart) result = wait_for_all(contexts);
+  if (!result && apart && !is_parked && !is_gate_shut()) result = -1; /* that took so long that the keeper gave up */
   if (!result) result = switch_access(contexts, apart);
-  if (!result) result = keep_memory_apart(apart, 1, &done);
+  if (!result) result = keep_memory_apart(apart, is_parked);
   for (int device = 0; device < count; device++)
     if (contexts[device]) cu.PrimaryRelease(device);
   return result;
 }
 
-/* The same for all memory, where Python sees to the driver's own peer access. Returns for how many mappings it was done;
- * a negative CUresult where it failed. */
-PUBLIC int gpuckpt_keep_apart(int apart) {
-  int done;
-  lock_memory();
-  int result = keep_memory_apart(apart, 0, &done);
-  unlock_memory();
-  return result ? -result : done;
+void bring_gpus_together(int is_parked) {
+  int result = keep_gpus_apart(0, is_parked);
+  if (result)
+    fprintf(stderr, "gpuckpt: GPUs of this process cannot access each other's memory again (CUresult %d)\n", result);
 }
