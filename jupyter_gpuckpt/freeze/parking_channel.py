@@ -82,6 +82,7 @@ class ParkingChannel:
 
     def __init__(self, run_dir: Path, pid: int) -> None:
         self._heard = b""
+        self._is_over = False
         self._to, self._from = (
             os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW) for name in make_fifos(run_dir, pid)
         )
@@ -101,7 +102,7 @@ class ParkingChannel:
 
     def _forget(self, *fifos: int) -> None:
         """Leave out what is left of an earlier talk: one that was broken off, or that the process ended first."""
-        self._heard = b""
+        self._heard, self._is_over = b"", False
         for fifo in fifos:
             with contextlib.suppress(BlockingIOError):
                 os.read(fifo, 65536)
@@ -120,8 +121,15 @@ class ParkingChannel:
                     return b""
                 self._heard += os.read(self._from, 65536)
             line, _, self._heard = self._heard.partition(b"\n")
+            self._is_over |= line.startswith(b"not ")
             if not first or line.split()[:1] == [first]:
                 return line
+
+    def end(self) -> None:
+        """End a talk, unless the process has: one that was restored may be older, and not know all that is asked."""
+        if not self._is_over:
+            self.say("no")
+            self.hear(_HERE, b"not")
 
     def sharing(self) -> Sharing:
         """Return what of others' GPU memory the process has open."""
@@ -242,8 +250,7 @@ def _talk(run_dir: Path, pid: int) -> Iterator[tuple[ParkingChannel | None, Plac
         places = channel.call(pid)
         yield channel, places
         if places is not None:
-            channel.say("no")
-            channel.hear(_HERE, b"not")
+            channel.end()
     finally:
         channel.close()
 

@@ -811,6 +811,7 @@ def test_gpus_are_not_kept_apart_when_the_gate_is_open_or_access_would_not_come_
     process.gate.touch()
     assert keep_gpus_apart(process.run_dir, process.pid) == 0
     assert process.ask(f"{PEERS}, access(0), access(1)") == [[0, 0], OWN[0], OWN[1]]
+    assert keep_gpus_apart(process.run_dir, process.pid) == 0, "by a keeper that does not know of it"
     bring_gpus_together(process.run_dir, process.pid)
     assert process.ask(f"{PEERS}, access(0), access(1)") == now
     assert process.ask(LARGE) == 0

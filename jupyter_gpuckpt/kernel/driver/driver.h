@@ -151,6 +151,7 @@ void bring_managed_back(void);
 enum { MOST_LEFT = 448 << 20 };
 
 int keep_gpus_apart(int apart, int is_parked);
+int wait_for_several_gpus(void);
 void bring_gpus_together(int is_parked); /* and tell of it where that fails */
 int was_peer_access_asked_for(void);     /* of the driver's own */
 

@@ -667,8 +667,10 @@ static void say_what_there_is(void) {
 
 /* Keep the GPUs apart although nothing is parked; returns 0 or what failed, and then they have access as before. */
 static int keep_apart_unparked(void) {
+  int result = wait_for_several_gpus(); /* without the lock: what they wait for may be a thread that wants it */
+  if (result) return result;
   lock_memory();
-  int result = keep_gpus_apart(1, 0);
+  result = keep_gpus_apart(1, 0);
   if (result) bring_gpus_together(0);
   unlock_memory();
   return result;

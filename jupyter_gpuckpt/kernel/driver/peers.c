@@ -48,12 +48,43 @@ static int switch_access(void *const contexts[MOST_DEVICES], int apart) {
     for (int to = 0; !result && to < MOST_DEVICES; to++) {
       if (to == from || !contexts[to] || (!apart && !had_access[from][to])) continue;
       result = apart ? cu.DisablePeerAccess(contexts[to]) : cu.EnablePeerAccess(contexts[to], 0);
-      if (apart) had_access[from][to] = !result;
+      if (apart && !result) had_access[from][to] = 1;
       if (apart && !result && largest_left > MOST_LEFT) result = NOT_SUPPORTED;
       if (result == (apart ? NOT_ENABLED : ALREADY_ENABLED)) result = 0;
+      if (!apart && !result) had_access[from][to] = 0;
     }
     cu.CtxPop(&left);
   }
+  return result;
+}
+
+/* How many GPUs there are; 0 where there are not several, or too many. */
+static int count_several(int *result) {
+  int count;
+  *result = cu.DeviceCount(&count);
+  return *result || count < 2 || count > MOST_DEVICES ? 0 : count;
+}
+
+/* Retain the primary contexts of those that are in use. */
+static int retain_all(void *contexts[MOST_DEVICES], int count) {
+  int active, result = 0;
+  unsigned flags;
+  for (int device = 0; !result && device < count; device++)
+    if (!cu.PrimaryState(device, &flags, &active) && active) result = cu.PrimaryRetain(&contexts[device], device);
+  return result;
+}
+
+static void release_all(void *const contexts[MOST_DEVICES]) {
+  for (int device = 0; device < MOST_DEVICES; device++)
+    if (contexts[device]) cu.PrimaryRelease(device);
+}
+
+int wait_for_several_gpus(void) {
+  void *contexts[MOST_DEVICES] = {NULL};
+  int result, count = count_several(&result);
+  if (count) result = retain_all(contexts, count);
+  if (!result) result = wait_for_all(contexts);
+  release_all(contexts);
   return result;
 }
 
@@ -61,17 +92,14 @@ static int switch_access(void *const contexts[MOST_DEVICES], int apart) {
  * its threads are held, else the gate is shut. Returns 0, a CUresult, or -1 where it is not shut any more. */
 int keep_gpus_apart(int apart, int is_parked) {
   void *contexts[MOST_DEVICES] = {NULL};
-  int count, active, result = cu.DeviceCount(&count);
-  unsigned flags;
-  if (result || count < 2 || count > MOST_DEVICES) return result;
-  for (int device = 0; !result && device < count; device++)
-    if (!cu.PrimaryState(device, &flags, &active) && active) result = cu.PrimaryRetain(&contexts[device], device);
+  int result, count = count_several(&result);
+  if (!count) return result;
+  result = retain_all(contexts, count);
   if (!result && apart) result = wait_for_all(contexts);
   if (!result && apart && !is_parked && !is_gate_shut()) result = -1; /* that took so long that the keeper gave up */
   if (!result) result = switch_access(contexts, apart);
   if (!result) result = keep_memory_apart(apart, is_parked);
-  for (int device = 0; device < count; device++)
-    if (contexts[device]) cu.PrimaryRelease(device);
+  release_all(contexts);
   return result;
 }
 
