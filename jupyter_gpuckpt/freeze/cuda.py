@@ -61,6 +61,7 @@ __all__ = [
     "refuse_other_use",
     "refuse_together",
     "refuse_without_memory",
+    "still_at_work",
     "thaw",
 ]
 
@@ -283,6 +284,11 @@ def _shortage(worker: CudaWorker, gpu_map: Mapping[str, str], held: Mapping[str,
                 f"and {place.free / 2**30:.1f} GiB are free"
             )
     return ""
+
+
+def still_at_work(pid: int) -> SaveFailed:
+    """Return why a process was not frozen whose GPUs did not come to an end of what they were given in time."""
+    return _save_failed(DriverError("", "", "", call="lock", name="TIMEOUT", pid=pid))
 
 
 def _save_failed(error: DriverError) -> SaveFailed:

@@ -29,7 +29,7 @@ from .cuda_waits import CudaWaits
 from .gpu_processes import ended
 from .holder_programs import start_holder
 from .line_program import LineProgram
-from .parking_channel import ParkingChannel, path_of, waits
+from .parking_channel import STILL_AT_WORK, ParkingChannel, path_of, waits
 from .ranges import Range, size_of
 from .staging_buffer import StagingBuffer
 
@@ -55,7 +55,9 @@ _RANGE = struct.Struct("<QQ")
 
 FileState = Literal["new", "awaited", "kept", "brought"]
 
-_PROTOCOLS = ([b"3"], [b"4"], [b"5"])
+_PROTOCOLS = ([b"3"], [b"4"], [b"5"], [b"6"])
+_WAITS = [b"6"]
+"""Of a process that waits for its GPUs when it is asked to."""
 """How process, keeper and holder talk to each other (parking.c, `vram_holder`)."""
 _PREPARE_TIMEOUT = 60.0
 _LENDS = 1.0  # how long a running process may take to say what it has, in seconds; it may hang
@@ -182,7 +184,7 @@ class Parking:
         self._elsewhere = elsewhere
         self.hashes = b""
         self._is_parked = file != "new"
-        self._can_run = False
+        self._can_run = self._can_wait = False
         self.runs_since: float | None = None
         self._listens: bool | None = None
         self._waits: CudaWaits | None = None
@@ -390,8 +392,16 @@ class Parking:
             self.go_on()
             return self._not_parked("the {kernel} is busy")
         inner, self._socket = int(words[1]), int(words[2])
+        self._can_wait = words[3:] == _WAITS
         self.parked = replace(self.parked, thread=inner)
         return True
+
+    def wait_for_gpus(self, limit: float) -> bool:
+        """Wait until the GPUs have done what a halted process gave them, for so many seconds; tell whether they have.
+
+        Its calls wait at the gate. One that was restored may be older, and be waited for without a limit in `park`.
+        """
+        return not self._can_wait or self._channel.wait_for_gpus(limit) != STILL_AT_WORK
 
     @property
     def channel(self) -> ParkingChannel:

@@ -24,6 +24,7 @@ from ..linux.readiness import readable
 
 __all__ = [
     "CHANGED",
+    "STILL_AT_WORK",
     "THREAD",
     "ParkingChannel",
     "Places",
@@ -50,7 +51,9 @@ THREAD = "gpuckpt-parking"
 _SIGNAL = 62
 _HERE = 5.0  # how long the thread may take to answer the signal, in seconds
 _SHARES = 60.0  # how long it may take over others' memory, for which it asks them, in seconds
-_AT_WORK = 30.0  # how long GPUs may be at work that are to be kept apart, in seconds
+_SWITCHES = 30.0  # how long it may take to switch access to memory, in seconds
+STILL_AT_WORK = -2
+"""What is returned in place of a CUresult where GPUs did not come to an end of what they were given."""
 
 Places = list[tuple[str, int]]
 """The UUIDs of the GPUs that a process sees, in its order, with bytes on each."""
@@ -154,19 +157,29 @@ class ParkingChannel:
         words = self.hear(_HERE).split()
         return words[1] == b"1" if words[:1] == [b"peers"] and len(words) > 1 else None
 
-    def keep_gpus_apart(self) -> int | None:
-        """Have the process take that access away, while its calls wait at the gate; return 0 or a CUresult.
+    def wait_for_gpus(self, limit: float) -> int:
+        """Wait until the GPUs have done what the process gave them, for so many seconds; return 0 or a CUresult.
 
-        None where it takes too long: its GPUs are still at work.
+        `STILL_AT_WORK` where they have not.
         """
+        self.say(f"wait {round(limit * 1000)}")
+        return self._said(limit + _HERE, b"waited")
+
+    def keep_gpus_apart(self, limit: float) -> int:
+        """Have the process take that access away, while its calls wait at the gate; return as `wait_for_gpus` does."""
+        if result := self.wait_for_gpus(limit):
+            return result
         self.say("apart")
-        words = self.hear(_AT_WORK, b"apart").split()[1:]
-        return int(words[0]) if words else None
+        return self._said(_SWITCHES, b"apart")
 
     def bring_gpus_together(self) -> None:
         """Have the process give back what it has taken away."""
         self.say("together")
-        self.hear(_AT_WORK, b"together")
+        self.hear(_SWITCHES, b"together")
+
+    def _said(self, limit: float, what: bytes) -> int:
+        words = self.hear(limit, what).split()[1:]
+        return int(words[0]) if words else STILL_AT_WORK
 
     def _did(self, what: bytes) -> bool:
         self.say(what.decode())
@@ -211,14 +224,14 @@ def peer_access_asked_for(run_dir: Path, pid: int) -> bool | None:
         return channel.peer_access_asked_for() if channel is not None and places is not None else None
 
 
-def keep_gpus_apart(run_dir: Path, pid: int) -> int | None:
+def keep_gpus_apart(run_dir: Path, pid: int, limit: float) -> int:
     """Have a process (`pid` on this machine) that is not parked take its GPUs' access to each other's memory away.
 
-    While its calls wait at the gate. Returns 0; a CUresult where it failed, and they have it as before; None where the
-    process did not answer.
+    While its calls wait at the gate, and when its GPUs have nothing to do, for which it waits `limit` seconds. Returns
+    0; a CUresult or `STILL_AT_WORK` where it did not: they have it as before.
     """
     with _talk(run_dir, pid) as (channel, places):
-        return channel.keep_gpus_apart() if channel is not None and places is not None else None
+        return channel.keep_gpus_apart(limit) if channel is not None and places is not None else STILL_AT_WORK
 
 
 def bring_gpus_together(run_dir: Path, pid: int) -> None:

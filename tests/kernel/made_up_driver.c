@@ -483,6 +483,7 @@ static int waits[16];
 int made_up_waits(int gpu) { return waits[gpu]; } /* how often it was waited for */
 int cuCtxSynchronize(void) {
   waits[current]++;
+  if (getenv("GPUCKPT_RUN_DIR")) be_under_way("computes"); /* what was saved is at work, not who helps with it */
   end_work();
   for (int i = 0; i < stream_count; i++) reach(&streams[i], streams[i].begun);
   return 0;

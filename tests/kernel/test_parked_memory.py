@@ -790,7 +790,7 @@ def test_what_is_not_parked_has_access_again_afterwards_and_what_is_made_meanwhi
     )
     assert process.ask(f"{set_access}(2), access(2)") == [0, BOTH]
     process.gate.touch()
-    assert keep_gpus_apart(process.run_dir, process.pid) == 0
+    assert keep_gpus_apart(process.run_dir, process.pid, 5.0) == 0
     process.ask(f"alloc(4 << 20), create(20 << 20), {set_access}(4)")
     own = [OWN[0], OWN[1], OWN[0], OWN[1], OWN[0]]
     assert process.ask("[access(n) for n in range(5)]") == own
@@ -806,16 +806,16 @@ def test_gpus_are_not_kept_apart_when_the_gate_is_open_or_access_would_not_come_
     assert peer_access_asked_for(process.run_dir, process.pid) is True
     now = process.ask(f"{PEERS}, access(0), access(1)")
     assert now == [[1, 0], BOTH, BOTH]
-    assert keep_gpus_apart(process.run_dir, process.pid) == -1, "a call may be under way"
+    assert keep_gpus_apart(process.run_dir, process.pid, 5.0) == -1, "a call may be under way"
     assert process.ask(f"{PEERS}, access(0), access(1)") == now
     process.gate.touch()
-    assert keep_gpus_apart(process.run_dir, process.pid) == 0
+    assert keep_gpus_apart(process.run_dir, process.pid, 5.0) == 0
     assert process.ask(f"{PEERS}, access(0), access(1)") == [[0, 0], OWN[0], OWN[1]]
-    assert keep_gpus_apart(process.run_dir, process.pid) == 0, "by a keeper that does not know of it"
+    assert keep_gpus_apart(process.run_dir, process.pid, 5.0) == 0, "by a keeper that does not know of it"
     bring_gpus_together(process.run_dir, process.pid)
     assert process.ask(f"{PEERS}, access(0), access(1)") == now
     assert process.ask(LARGE) == 0
-    assert keep_gpus_apart(process.run_dir, process.pid) == 801
+    assert keep_gpus_apart(process.run_dir, process.pid, 5.0) == 801
     assert process.ask(f"{PEERS}, access(0), access(1)") == now
 
 

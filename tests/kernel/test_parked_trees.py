@@ -809,6 +809,31 @@ def test_the_threads_of_a_kernel_run_while_the_driver_saves_it(start: StartKerne
     go_on(ticks)
 
 
+@pytest.mark.parametrize("gpus", ["1", "2"])
+def test_a_gpu_that_does_not_come_to_an_end_holds_nothing_up_but_what_uses_it(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: str
+) -> None:
+    monkeypatch.setenv("GPUCKPT_LOCK_TIMEOUT", "1")
+    monkeypatch.setenv("MADE_UP_GPUS", gpus)
+    if gpus == "2":
+        have_no_room_for_a_helper(tmp_path)
+    gpu, ticks, notebook = Gpu(tmp_path), tmp_path / "ticks", start()
+    notebook.run(ON_THE_GPU if gpus == "1" else "import threading" + IN_A_CELL + "step()")
+    notebook.run(TICKS.format(ticks=str(ticks)))
+    with gpu.held_while_it("computes"):
+        for _ in range(2):
+            failed = Requested(notebook, "save", {"name": "here"}).outcome()
+            assert "did not pause within the time limit" in failed.why
+            go_on(ticks)
+            assert notebook.value("1") == "1"
+    notebook.run("%gpuckpt save here")
+    assert parked_files("here") == ([2 * 150 << 20] if gpus == "1" else [])
+    assert notebook.value("are_right()" if gpus == "1" else "step(), wrong") in ("True", "None 0")
+    names = notebook.value("[one.read_text() for one in Path('/proc/self/task').glob('*/comm')]")
+    assert "gpuckpt-parking" in names
+    assert "gpuckpt-waiting" not in names
+
+
 def test_a_keeper_that_dies_while_the_kernel_gives_up_its_memory_is_followed_by_one_that_gives_it_back(
     start: StartKernel, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ... import settings
 from ...client.in_progress import ParkedMemory
 from ...errors import GpuckptError, Refused
 from ...freeze import cuda, parking_channel
@@ -304,6 +305,7 @@ class GpuFreeze:
         # Not before: who waits at the gate may hold Python's lock, which is needed to halt a process.
         closed = await asyncio.to_thread(gate.close, self._space.run_dir)
         ready = [one for one, is_halted in zip(self._parkings.items(), halted, strict=True) if is_halted]
+        await together(_wait_for_gpus, ready)
         here = {pid: parking.channel for pid, parking in ready}
         await together(lambda pid: self._put_imports_away(pid, here, closed), self._pids)
         until_shut = functools.partial(gate.settle, closed)
@@ -463,6 +465,12 @@ def _has_room(uuids: Iterable[str], free: Mapping[str, int]) -> bool:
     for uuid in full:
         log.warning("the GPU memory is not parked: GPU %s has %d MiB free", uuid, free.get(uuid, 0) >> 20)
     return not full
+
+
+def _wait_for_gpus(one: tuple[int, Parking]) -> None:
+    pid, parking = one
+    if not parking.wait_for_gpus(settings.lock_timeout()):
+        raise cuda.still_at_work(pid)
 
 
 def _give_back(parkings: Mapping[int, Parking]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ... import settings
 from ...errors import Refused
 from ...freeze import cuda, parking_channel
 
@@ -55,19 +56,22 @@ def keep_apart(run_dir: Path, pids: Iterable[int]) -> None:
 
     Raises
     ------
+    SaveFailed : their GPUs did not come to an end of what they were given.
     Refused : it cannot be done.
     """
     for pid in pids:
         log.info("process %d keeps its GPUs apart", pid)
-        result = parking_channel.keep_gpus_apart(run_dir, pid)
+        result = parking_channel.keep_gpus_apart(run_dir, pid, settings.lock_timeout())
+        if result == parking_channel.STILL_AT_WORK:
+            raise cuda.still_at_work(pid)
         if result == _LARGE:
             raise cuda.no_peers_afterwards(pid)
         if result != 0:
             raise Refused(
                 "The save was refused; the {kernel} keeps running.",
-                f"the access of process {pid}'s GPUs to each other's memory could not be switched off: "
-                + ("they did not come to an end of their work" if result is None else f"CUresult {result}"),
-                "Save again when its GPUs have less to do.",
+                f"the access of process {pid}'s GPUs to each other's memory could not be switched off "
+                f"(CUresult {result})",
+                "Save again; if it is refused again, limit the process to one GPU (CUDA_VISIBLE_DEVICES).",
                 pid=pid,
                 number=result,
             )

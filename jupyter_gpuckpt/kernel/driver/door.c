@@ -105,6 +105,7 @@ static void begin_in_child(void) {
   renew_memory_lock();
   renew_pools_lock();
   renew_imports_lock();
+  forget_waiting();
 }
 
 __attribute__((constructor)) static void begin(void) {

@@ -145,13 +145,20 @@ void forget_managed(int device);
 int put_managed_away(void);
 void bring_managed_back(void);
 
+/* -- waiting.c */
+
+enum { STILL_AT_WORK = -2 };
+/* Wait so long at most; returns 0, a CUresult, or STILL_AT_WORK. For the thread that talks to the keeper, which blocks all
+ * signals. */
+int wait_for_gpus(int milliseconds);
+void forget_waiting(void); /* in a forked child */
+
 /* -- peers.c */
 
 /* With a larger allocation of the driver's there is no access again (docs/internals/cuda.md). */
 enum { MOST_LEFT = 448 << 20 };
 
 int keep_gpus_apart(int apart, int is_parked);
-int wait_for_several_gpus(void);
 void bring_gpus_together(int is_parked); /* and tell of it where that fails */
 int was_peer_access_asked_for(void);     /* of the driver's own */
 

@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PROTOCOL = 5 };       /* how the holder is talked to; said to the keeper, since a restored process may be older */
+enum { PROTOCOL = 6 };       /* how the holder is talked to; said to the keeper, since a restored process may be older */
 enum { BATCH = 64 };         /* parts in one message, with a descriptor each */
 enum { ACK_SECONDS = 60 };   /* for how long the holder may take over one message */
 enum { CLOSE_SECONDS = 5 };   /* for how long the holder may take to close what it was shown */
@@ -667,10 +667,8 @@ static void say_what_there_is(void) {
 
 /* Keep the GPUs apart although nothing is parked; returns 0 or what failed, and then they have access as before. */
 static int keep_apart_unparked(void) {
-  int result = wait_for_several_gpus(); /* without the lock: what they wait for may be a thread that wants it */
-  if (result) return result;
   lock_memory();
-  result = keep_gpus_apart(1, 0);
+  int result = keep_gpus_apart(1, 0);
   if (result) bring_gpus_together(0);
   unlock_memory();
   return result;
@@ -687,9 +685,10 @@ static void bring_together_unparked(void) {
  * - watch: every call looks at the gate from now on, until the gate has been shut and opened again: "watching"
  * - imports: what `say_imports` says of others' memory that is open here
  * - away: it is closed, and back: it is opened again: the same word, and what failed
+ * - wait, with milliseconds: until the GPUs have done what they were given: "waited", and what failed
  * - peers: "peers", and whether the program asked for access of GPUs to each other's memory, by the driver's own
- * - apart: that is taken away though nothing is parked, while the gate is shut: "apart" and what failed; and together: it
- *   is given back: "together"
+ * - apart: that is taken away though nothing is parked, while the gate is shut and the GPUs have nothing to do: "apart" and
+ *   what failed; and together: it is given back: "together"
  * - show, with the bytes for each GPU: "showing", and the descriptor that the holder is to take; then "shown", or
  *   "unshown" and what failed
  * - halt: no Python code runs from now on, where there is Python: "halted", this thread's id, and the descriptor that
@@ -725,6 +724,8 @@ static void converse(channel *with) {
       say(keeper, "away %d\n", imports_away());
     } else if (!strcmp(line, "back")) {
       say(keeper, "back %d\n", imports_back());
+    } else if (!strncmp(line, "wait ", 5)) {
+      say(keeper, "waited %d\n", wait_for_gpus(atoi(line + 5)));
     } else if (!strcmp(line, "peers")) {
       say(keeper, "peers %d\n", was_peer_access_asked_for());
     } else if (!strcmp(line, "apart")) {

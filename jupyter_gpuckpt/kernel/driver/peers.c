@@ -79,15 +79,6 @@ static void release_all(void *const contexts[MOST_DEVICES]) {
     if (contexts[device]) cu.PrimaryRelease(device);
 }
 
-int wait_for_several_gpus(void) {
-  void *contexts[MOST_DEVICES] = {NULL};
-  int result, count = count_several(&result);
-  if (count) result = retain_all(contexts, count);
-  if (!result) result = wait_for_all(contexts);
-  release_all(contexts);
-  return result;
-}
-
 /* Keep the GPUs apart, or bring them together again, while no call of the program's is under way: where memory `is_parked`
  * its threads are held, else the gate is shut. Returns 0, a CUresult, or -1 where it is not shut any more. */
 int keep_gpus_apart(int apart, int is_parked) {
