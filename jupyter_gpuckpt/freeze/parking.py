@@ -56,9 +56,9 @@ _RANGE = struct.Struct("<QQ")
 FileState = Literal["new", "awaited", "kept", "brought"]
 
 _PROTOCOLS = ([b"3"], [b"4"], [b"5"], [b"6"])
-_WAITS = [b"6"]
-"""Of a process that waits for its GPUs when it is asked to."""
 """How process, keeper and holder talk to each other (parking.c, `vram_holder`)."""
+_WAITS = [b"6"]
+"""How one talks that waits for its GPUs when it is asked to."""
 _PREPARE_TIMEOUT = 60.0
 _LENDS = 1.0  # how long a running process may take to say what it has, in seconds; it may hang
 _ARRIVE_TIMEOUT = 5.0  # how long the process may take to come to the place where it parks, in seconds

@@ -179,7 +179,7 @@ class ParkingChannel:
 
     def _said(self, limit: float, what: bytes) -> int:
         words = self.hear(limit, what).split()[1:]
-        return int(words[0]) if words else STILL_AT_WORK
+        return int(words[0]) if words and words[0].lstrip(b"-").isdigit() else STILL_AT_WORK
 
     def _did(self, what: bytes) -> bool:
         self.say(what.decode())

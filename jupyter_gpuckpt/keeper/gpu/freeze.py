@@ -46,6 +46,8 @@ log = logging.getLogger("gpuckpt.keeper")
 _CHECKPOINT = 64 << 20
 """Bytes of GPU memory that the driver's checkpoint is left, to be sure: with 15 MiB it succeeds, with next to none it
 does not (driver 580.159)."""
+_LOOKS_AGAIN = 2.0
+"""Seconds between two looks at all processes whose GPUs are waited for."""
 _WORTH_PARKING = 256 << 20
 """Bytes from which on parking is quicker than the driver's own copy."""
 
@@ -305,7 +307,7 @@ class GpuFreeze:
         # Not before: who waits at the gate may hold Python's lock, which is needed to halt a process.
         closed = await asyncio.to_thread(gate.close, self._space.run_dir)
         ready = [one for one, is_halted in zip(self._parkings.items(), halted, strict=True) if is_halted]
-        await together(_wait_for_gpus, ready)
+        await self._wait_for_gpus(ready)
         here = {pid: parking.channel for pid, parking in ready}
         await together(lambda pid: self._put_imports_away(pid, here, closed), self._pids)
         until_shut = functools.partial(gate.settle, closed)
@@ -314,6 +316,19 @@ class GpuFreeze:
         await asyncio.to_thread(until_shut)
         if early is not None:
             self._let_run()
+
+    async def _wait_for_gpus(self, halted: Sequence[tuple[int, Parking]]) -> None:
+        """Wait until GPUs have done what these processes gave them; none waits for long to hear what comes next.
+
+        Raises
+        ------
+        SaveFailed : they have not in time.
+        """
+        limit = settings.lock_timeout()
+        deadline = time.monotonic() + limit
+        while not all(idle := await together(lambda one: one[1].wait_for_gpus(min(limit, _LOOKS_AGAIN)), halted)):
+            if time.monotonic() > deadline:
+                raise cuda.still_at_work(halted[idle.index(False)][0])
 
     def _put_imports_away(self, pid: int, here: Mapping[int, ParkingChannel], closed: float) -> None:
         """Have a process close what it has open of others' memory, which has to be parked then; `here` are talked to.
@@ -465,12 +480,6 @@ def _has_room(uuids: Iterable[str], free: Mapping[str, int]) -> bool:
     for uuid in full:
         log.warning("the GPU memory is not parked: GPU %s has %d MiB free", uuid, free.get(uuid, 0) >> 20)
     return not full
-
-
-def _wait_for_gpus(one: tuple[int, Parking]) -> None:
-    pid, parking = one
-    if not parking.wait_for_gpus(settings.lock_timeout()):
-        raise cuda.still_at_work(pid)
 
 
 def _give_back(parkings: Mapping[int, Parking]) -> None:
