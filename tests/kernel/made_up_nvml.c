@@ -1,6 +1,6 @@
 /* NVML of the made-up GPUs, which have all that is asked for free, or next to nothing beside what processes have while a
  * file GPU.crowded exists; and the processes that the made-up driver is in, each of which has 4 GiB that it does not know
- * of while a file GPU.beside exists. */
+ * of while a file GPU.beside exists, and is said to use the first GPU alone while a file GPU.unlisted exists. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <stdlib.h>
@@ -34,22 +34,24 @@ static uint64_t checkpointed(uintptr_t device) {
   closedir(all);
   return bytes;
 }
+static int is_there(const char *file) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s.%s", getenv("MADE_UP_GPU"), file);
+  return !access(path, F_OK);
+}
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
-  char crowded[4096];
-  snprintf(crowded, sizeof crowded, "%s.crowded", getenv("MADE_UP_GPU"));
   *memory = (struct memory){1ull << 40, 1ull << 40, 0};
-  if (!access(crowded, F_OK)) memory->free = (32 << 20) + checkpointed((uintptr_t)device);
+  if (is_there("crowded")) memory->free = (32 << 20) + checkpointed((uintptr_t)device);
   return OK;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *room, struct process *found) {
-  char more[4096];
-  snprintf(more, sizeof more, "%s.beside", getenv("MADE_UP_GPU"));
-  unsigned long long beside = access(more, F_OK) ? 0 : 4ull << 30;
+  unsigned long long beside = is_there("beside") ? 4ull << 30 : 0;
   DIR *all = opendir("/proc");
   unsigned count = 0, size = *room;
   struct state its;
   for (struct dirent *one; (one = readdir(all));) {
     int pid = atoi(one->d_name);
+    if (device && is_there("unlisted")) continue;
     if (pid <= 0 || !read_state(pid, &its) || !its.bytes[(uintptr_t)device]) continue;
     if (count < size) found[count] = (struct process){pid, its.bytes[(uintptr_t)device] + beside};
     count++;

@@ -648,6 +648,22 @@ def test_a_thread_that_uses_several_gpus_goes_on_when_these_take_each_others_pla
     assert notebook.value("is_used()") == "0"
 
 
+def test_gpus_are_kept_apart_of_which_the_driver_does_not_say_that_they_are_used(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MADE_UP_GPUS", "2")
+    have_no_room_for_a_helper(tmp_path)
+    (tmp_path / "gpu.unlisted").touch()
+    notebook = start()
+    notebook.run(IN_A_CELL + IN_A_THREAD)
+    notebook.run("%gpuckpt save here")
+    assert parked_files("here") == []
+    assert notebook.value("is_used()") == "0"
+    (tmp_path / "gpu.crowded").unlink()
+    notebook.run("%gpuckpt restore here")
+    assert notebook.value("is_used()") == "0"
+
+
 def test_a_job_with_several_gpus_is_saved_where_they_have_no_room_for_a_helper(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
@@ -334,7 +334,7 @@ class GpuReturn:
                         parking.have_all()
 
         await self._around(bring_back, stay=stay)
-        await self._as_before(pids, needs)
+        await self._as_before(pids)
         if not stay:
             gate.open_(self._space.run_dir)
 
@@ -378,16 +378,15 @@ class GpuReturn:
         """
         with or_lost():
             await self._around(lambda: cuda.mend(self._worker, pids, held, patience))
-        await self._as_before(pids, {gpu for one in held for gpu in one["used"]})
+        await self._as_before(pids)
         gate.open_(self._space.run_dir)
 
-    async def _as_before(self, pids: Sequence[int], gpus: Collection[str]) -> None:
+    async def _as_before(self, pids: Sequence[int]) -> None:
         """Undo what was done before the freeze about memory of other processes and of other GPUs."""
         if len(pids) > 1:
             await asyncio.to_thread(bring_imports_back, self._space.run_dir, pids)
-        if len(gpus) > 1:
-            unparked = [pid for pid in pids if pid not in self._by_pid()]
-            await asyncio.to_thread(bring_together, self._space.run_dir, unparked)
+        unparked = [pid for pid in pids if pid not in self._by_pid()]
+        await asyncio.to_thread(bring_together, self._space.run_dir, unparked)
 
     async def _around(self, bring_back: Callable[[], object], *, stay: bool = False) -> None:
         self._watch.begin("helpers")

@@ -24,23 +24,23 @@ _LARGE = 801  # CUDA_ERROR_NOT_SUPPORTED: what the library says of memory that t
 
 
 def parked_or_apart(
-    run_dir: Path, refused: Mapping[int, Refused], described: Mapping[str, Any]
+    run_dir: Path, pids: Iterable[int], refused: Mapping[int, Refused], described: Mapping[str, Any]
 ) -> tuple[dict[int, Refused], list[int]]:
-    """Return which of processes with several GPUs have to be parked, and which can be kept apart without.
+    """Return which of these processes with several GPUs have to be parked, and which can be kept apart without.
 
-    `refused` says by pid why those are refused that have to be parked and are not (`cuda.preflight`). `described` is
-    what `cuda.describe` says.
+    `refused` says by pid why those are refused that have to be parked and are not (`cuda.preflight`): they are known to
+    use several. Of others, their library may know it better. `described` is what `cuda.describe` says.
 
     Raises
     ------
     Refused : GPUs of one might not get access to each other again: it has much memory that cannot be parked.
     """
     apart = []
-    for pid in refused:
+    for pid in pids if len(described["gpus"]) > 1 else ():
         asked_for = parking_channel.peer_access_asked_for(run_dir, pid)
         if asked_for:
             _refuse_much_unseen(run_dir, pid, described)
-        if asked_for is not None:
+        if asked_for or (asked_for is not None and pid in refused):
             apart.append(pid)
     return {pid: why for pid, why in refused.items() if pid not in apart}, apart
 

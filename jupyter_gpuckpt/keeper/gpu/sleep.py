@@ -238,8 +238,9 @@ class GpuSleep:
             return
         try:
             await asyncio.to_thread(self._wake, note)
-            if len(self.needs) > 1:
-                await asyncio.to_thread(bring_together, self._space.run_dir, self.living)
+            parked = self._space.outer(self._parked.pid) if self._parked is not None else None
+            unparked = [pid for pid in self.living if pid != parked]
+            await asyncio.to_thread(bring_together, self._space.run_dir, unparked)
             gate.open_(self._space.run_dir)
         except BaseException:
             await self._end_holder()

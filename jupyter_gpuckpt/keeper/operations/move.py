@@ -76,7 +76,7 @@ async def _moved(
     await asyncio.to_thread(refuse_imports, space.run_dir, on_gpu)
     refused = await asyncio.to_thread(cuda.preflight, worker, on_gpu, known)
     described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
-    to_be_parked, several = await asyncio.to_thread(parked_or_apart, space.run_dir, refused, described)
+    to_be_parked, several = await asyncio.to_thread(parked_or_apart, space.run_dir, on_gpu, refused, described)
     for why in to_be_parked.values():
         raise why  # nothing is parked here
     gpu_map = await sharing.fitting(keeper, progress, functools.partial(_map, worker, described, on_gpu, gpus))

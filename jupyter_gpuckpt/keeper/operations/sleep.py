@@ -121,7 +121,7 @@ async def _fall_asleep(keeper: Keeper, agent: ReadyForSleep, progress: Operation
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
         known = {kernel: agent.peers} if agent.peers is not None else {}
         refused = await asyncio.to_thread(cuda.preflight, worker, on_gpu, known, room_later=True)
-        unless_parked, several = await asyncio.to_thread(parked_or_apart, space.run_dir, refused, described)
+        unless_parked, several = await asyncio.to_thread(parked_or_apart, space.run_dir, on_gpu, refused, described)
     vram = vram_files(space)
     await asyncio.to_thread(vram.discard)
     gpu = GpuSleep(worker, space, on_gpu, described, vram)

@@ -331,7 +331,7 @@ async def _look(keeper: Keeper, agent: ReadyForSave, communicators: Communicator
             cuda.preflight, worker, on_gpu, peers, connected=connected, sharing=ours, room_later=True
         )
         described = await asyncio.to_thread(cuda.describe, worker, on_gpu)
-        to_be_parked, apart = await asyncio.to_thread(parked_or_apart, space.run_dir, refused, described)
+        to_be_parked, apart = await asyncio.to_thread(parked_or_apart, space.run_dir, on_gpu, refused, described)
         unless_parked = owners | to_be_parked
     private = processes.private_bytes(tree) + processes.swapped_bytes(tree) + _beyond_mapped(space, tree)
     if asleep is not None:
