@@ -842,6 +842,11 @@ def test_a_gpu_that_does_not_come_to_an_end_holds_nothing_up_but_what_uses_it(
             assert "did not pause within the time limit" in failed.why
             go_on(ticks)
             assert notebook.value("1") == "1"
+        if gpus == "2":
+            failed = Requested(notebook, "move", {"gpus": [1, 0]}).outcome()
+            assert "was not moved" in failed.what
+            assert "did not pause within the time limit" in failed.why
+            go_on(ticks)
     notebook.run("%gpuckpt save here")
     assert parked_files("here") == ([2 * 150 << 20] if gpus == "1" else [])
     assert notebook.value("are_right()" if gpus == "1" else "step(), wrong") in ("True", "None 0")

@@ -19,7 +19,6 @@ __all__ = ["bring_together", "keep_apart", "parked_or_apart"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
-
 _LARGE = 801  # CUDA_ERROR_NOT_SUPPORTED: what the library says of memory that there is no access to again
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...client.in_progress import MoveInProgress, held_of
-from ...errors import DriverError, GpuckptError, Refused
+from ...errors import Busy, Cancelled, DriverError, GpuckptError, KernelLost, Refused
 from ...freeze import cuda, parking_channel
 from ...linux import processes
 from ...operations.requests import Move
@@ -38,7 +38,7 @@ async def move(keeper: Keeper, operation: Operation, request: Move, on_progress:
 
     Raises
     ------
-    Refused, SaveFailed, Cancelled : the kernel is as it was.
+    Refused, Cancelled : the kernel is as it was.
     KernelLost : the GPU state could not be brought back.
     """
     progress = OperationProgress(operation, on_progress)
@@ -52,12 +52,12 @@ async def move(keeper: Keeper, operation: Operation, request: Move, on_progress:
         agent = await progress.or_cancelled(before_save(channel, keeper.launch.agent))
         patience = settings.hook_timeout()
         moves = await _moved(keeper, request.gpus, agent.peers, progress)
-    except Refused as e:  # as a save would be
-        failure = Refused(_NOT_MOVED, e.why or e.what, e.then, **e.data)
-        raise failure from e
-    except GpuckptError as e:
+    except (Busy, Cancelled, KernelLost) as e:
         failure = e
         raise
+    except GpuckptError as e:  # which may speak of a save
+        failure = Refused(_NOT_MOVED, e.why or e.what, e.then, **e.data)
+        raise failure from e
     finally:
         await after_save(channel, keeper.launch.agent, failure, patience)
     return Moved(moves=moves, seconds=progress.seconds())
