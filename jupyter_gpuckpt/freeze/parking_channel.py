@@ -318,9 +318,12 @@ def _thread(pid: int) -> int | None:
 
 
 def _blocks(task: Path) -> bool:
-    """Tell whether a thread blocks all signals, but perhaps the one it waits for: another would end its process."""
+    """Tell whether a thread blocks all signals, but perhaps the one it waits for: another would end its process.
+
+    One that has only just been made blocks the C library's own, too.
+    """
     line = next((line for line in proc.lines(task / "status") if line.startswith("SigBlk:")), "SigBlk: 0")
-    return int(line.split()[1], 16) | 1 << _SIGNAL - 1 == _ALL
+    return (int(line.split()[1], 16) | 1 << _SIGNAL - 1) & _ALL == _ALL
 
 
 _ALL = (1 << 64) - 1 & ~sum(1 << number - 1 for number in (signal.SIGKILL, signal.SIGSTOP, 32, 33))

@@ -30,12 +30,14 @@ from jupyter_gpuckpt import installed
 from jupyter_gpuckpt.errors import DriverError
 from jupyter_gpuckpt.freeze.parking import HASH, Elsewhere, Parked, Parking, Seen, giving_back
 from jupyter_gpuckpt.freeze.parking_channel import (
+    THREAD,
     bring_gpus_together,
     keep_gpus_apart,
     parkable,
     peer_access_asked_for,
     run_on,
 )
+from jupyter_gpuckpt.freeze.ptrace import Tracer
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="parking is for x86-64"),
@@ -475,10 +477,9 @@ def test_a_process_with_much_local_memory_parks_however_little_else_it_has(start
     held = start()
     process = held.process
     process.ask("alloc(2 << 20), mark(0, 5)")
-    # On a busy machine it may not answer in time.
-    assert [size for _, size in wait_until(lambda: parkable(process.run_dir, process.pid))] == [2 * MIB]
+    assert [size for _, size in parkable(process.run_dir, process.pid)] == [2 * MIB]
     process.ask("cu.cuCtxSetLimit(0, ctypes.c_size_t(2048))")
-    told = wait_until(lambda: parkable(process.run_dir, process.pid))
+    told = parkable(process.run_dir, process.pid)
     assert [size for _, size in told] == [256 * MIB]
     parking = held.parks(told=[list(place) for place in told])
     run_on(process.run_dir, process.pid)
@@ -486,6 +487,37 @@ def test_a_process_with_much_local_memory_parks_however_little_else_it_has(start
     parking.finish_copy()
     held.comes_back()
     assert process.ask("marks(0)") == [5] * 3
+
+
+def test_a_process_can_be_asked_before_its_thread_has_begun(start: Start) -> None:
+    """On a busy machine the library's thread may not run for a while."""
+    process = start().process
+    assert process.ask("cu.cuInit(0)") == 0  # under a debugger the library would leave the driver alone
+    is_there = threading.Event()
+
+    def hold_it() -> None:
+        tracer = Tracer()
+        tracer.seize(process.pid)
+        process.begin("enter()")
+        while not (thread := _thread_of(process)):
+            call = tracer.next_call()
+            assert call is not None
+            if call.tid == process.pid:
+                tracer.go_on(call)
+        is_there.set()
+        wait_until(lambda: "SigPnd:\t0000000000000000" not in (thread / "status").read_text(), what="it is not asked")
+        # All threads go on when this one, which traces them, ends.
+
+    holding = threading.Thread(target=hold_it)
+    holding.start()
+    assert is_there.wait(60)
+    assert peer_access_asked_for(process.run_dir, process.pid) is False
+    holding.join()
+
+
+def _thread_of(process: Process) -> Path | None:
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    return next((task for task in tasks if (task / "comm").read_text() == f"{THREAD}\n"), None)
 
 
 def test_memory_waits_for_room_for_local_memory_too(start: Start) -> None:
