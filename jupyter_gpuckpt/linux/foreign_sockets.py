@@ -11,20 +11,26 @@ from collections.abc import Collection
 from . import processes, socket_ports
 from .reserved_ports import Reserved
 
-__all__ = ["SharedPorts", "hold", "sockets_of"]
+__all__ = ["ClosedPorts", "SharedPorts", "hold", "sockets_of"]
 
 _PIDFD_GETFD = 438  # the same on every architecture (asm-generic/unistd.h)
 
-_ATTACH_REUSEPORT_CBPF, _DETACH_REUSEPORT_BPF = 51, 68  # asm-generic/socket.h
-_RETURN_1 = 0x06 | 1 << 32
-"""The filter of one instruction (linux/filter.h: BPF_RET | BPF_K, with the value behind it) that chooses the second of
-the sockets at a port; where there is only one, the system chooses that."""
+_ATTACH_FILTER, _DETACH_FILTER, _ATTACH_REUSEPORT_CBPF, _DETACH_REUSEPORT_BPF = 26, 27, 51, 68  # asm-generic/socket.h
+_RETURN_0, _RETURN_1 = 0x06, 0x06 | 1 << 32
+"""Filters of one instruction (linux/filter.h: BPF_RET | BPF_K, with the value behind it). Of the sockets at a port the
+second one chooses the second; where there is only one, the system chooses that. The first one lets no packet in."""
 
 
 class _FilterProgram(ctypes.Structure):
     """``struct sock_fprog`` of <linux/filter.h>."""
 
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def _attach(one: socket.socket, option: int, instruction: int) -> None:
+    filter_ = (ctypes.c_uint64 * 1)(instruction)
+    with contextlib.suppress(OSError):  # nobody listens there
+        one.setsockopt(socket.SOL_SOCKET, option, bytes(_FilterProgram(1, ctypes.addressof(filter_))))
 
 
 def sockets_of(pid: int, names: Collection[str]) -> list[socket.socket]:
@@ -101,11 +107,8 @@ class SharedPorts:
 
     def turn(self) -> None:
         """Have whoever connects from now on come to the one that listens second."""
-        second = (ctypes.c_uint64 * 1)(_RETURN_1)
-        program = _FilterProgram(1, ctypes.addressof(second))
         for one, _ in self._sockets:
-            with contextlib.suppress(OSError):  # nobody listens there beside it
-                one.setsockopt(socket.SOL_SOCKET, _ATTACH_REUSEPORT_CBPF, bytes(program))
+            _attach(one, _ATTACH_REUSEPORT_CBPF, _RETURN_1)
 
     def turn_back(self) -> None:
         """Have whoever connects from now on come to any of the two, as before `turn`."""
@@ -120,6 +123,35 @@ class SharedPorts:
             with contextlib.suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, before)
             one.close()
+
+
+class ClosedPorts:
+    """The TCP ports at which a process listens, of these: nobody's connection is accepted there until `open`.
+
+    Who tries tries again a second later, as with a lost packet (RFC 6298), and comes to whoever listens then.
+
+    Raises
+    ------
+    OSError : the process is gone, or its files must not be reached.
+    """
+
+    def __init__(self, pid: int, ports: Collection[int]) -> None:
+        names = {f"socket:[{inode}]" for port, inode in socket_ports.port_holders("tcp") if port in ports}
+        self._sockets = sockets_of(pid, names)
+        for one in self._sockets:
+            _attach(one, _ATTACH_FILTER, _RETURN_0)
+
+    def open(self) -> None:
+        """Have whoever connects come to the process again."""
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+        self.close()
+
+    def close(self) -> None:
+        """Leave them closed for as long as the process listens there."""
+        while self._sockets:
+            self._sockets.pop().close()
 
 
 def hold(reserved: Reserved, ports: Collection[int], pids: Collection[int]) -> None:

@@ -241,7 +241,8 @@ def test_clients_that_come_while_both_listen_are_served(criu: Criu, notebook: No
         client.stop_channels()
 
 
-def test_a_cell_that_is_under_way_to_the_kernel_before_is_executed(notebook: Notebook) -> None:
+@pytest.mark.parametrize("how", ["", " --in-place"])
+def test_a_cell_that_is_under_way_to_the_kernel_before_is_executed(notebook: Notebook, how: str) -> None:
     """It comes to that one only with the end of its client's connection."""
     notebook.run("x = 1")
     notebook.run("%gpuckpt save here")
@@ -249,7 +250,7 @@ def test_a_cell_that_is_under_way_to_the_kernel_before_is_executed(notebook: Not
     with late_client(notebook) as (client, hold):
         hold()
         msg_id = client.execute("x += 1")
-        assert "Restored here" in notebook.run("%gpuckpt restore here").text
+        assert "Restored here" in notebook.run(f"%gpuckpt restore here{how}").text
         reply = client.get_shell_msg(timeout=PATIENCE)
         assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (msg_id, "ok")
         assert notebook.value("x") == "2"

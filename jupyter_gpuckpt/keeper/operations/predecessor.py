@@ -13,14 +13,14 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...client.in_progress import RestoreInProgress
 from ...errors import GpuckptError
 from ...freeze import cuda, images
 from ...linux import memory
-from ...linux.foreign_sockets import SharedPorts
+from ...linux.foreign_sockets import ClosedPorts, SharedPorts
 from ...operations.results import Restored
 from ...snapshots.saved import kernel_of, processes_of
 from ...store import Manifest, Snapshot
@@ -93,6 +93,7 @@ class Predecessor:
         """Its process, whose connections with itself are no clients: nobody waits for those of the other one."""
         self._sharing: asyncio.Task[SharedPorts] | None = None
         self._shared: SharedPorts | None = None
+        self._closed: ClosedPorts | None = None
         self._told_to_leave = False
         self._is_followed = False
         """Whether the other one listens where this one does as soon as it comes up."""
@@ -138,15 +139,7 @@ class Predecessor:
         # First the ports, and then whoever is connected: somebody may come to this one until then.
         shared.turn()
         await self._tell_to_leave()
-        try:
-            connections = await asyncio.to_thread(Connections, kernel, shared.ports)
-        except OSError as e:
-            log.warning("the kernel's clients stay with it until it ends: %s", e)
-            return
-        with contextlib.closing(connections), contextlib.suppress(OSError):
-            self._count_clients()
-            self._sent_away, self._away = time.monotonic(), connections.by_port()
-            await connections.end(_CLIENTS)
+        await self._send_away(kernel, shared.ports)
 
     async def leave(self, late: LateVram | None, way_back: contextlib.AsyncExitStack) -> None:
         """Give it up: `way_back`, which undoes all that was done so far, is cleared when there is none any more.
@@ -165,6 +158,8 @@ class Predecessor:
             late.check()
         await self._tell_to_leave()
         self._count_clients()
+        if self._sent_away == -math.inf:
+            await self._have_no_clients()
         self.asked = await self._interrupted()
         run = keeper.state.run
         keeper.state.operation = RestoreInProgress(
@@ -175,16 +170,42 @@ class Predecessor:
         # The point of no return: from here on the kernel that runs is given up for the one that comes.
         way_back.pop_all()
         self.has_left = True
+        if self._closed is not None:
+            self._closed.close()
         await keeper.give_up(wait=not beside)
 
     async def stay(self) -> None:
         """Leave it as it is: nothing comes in its place."""
         if self._shared is not None:
             self._shared.turn_back()
+        if self._closed is not None:
+            self._closed.open()
         await self._unshare()
         self._keeper.state.operation = None
         if self._told_to_leave:
             await self._ask("stays", _LAST_WORDS)
+
+    async def _have_no_clients(self) -> None:
+        """Have its clients wait for the other one with what they send from now on."""
+        kernel, channels = self._kernel, set(ports.of_connection_file(self._keeper.launch.connection_file).values())
+        if kernel is not None and channels:
+            try:
+                self._closed = await asyncio.to_thread(ClosedPorts, kernel, channels)
+            except OSError as e:
+                log.warning("clients can still connect to the kernel: %s", e)
+            await self._send_away(kernel, channels)
+
+    async def _send_away(self, kernel: int, at: Collection[int]) -> None:
+        """End the connections of its clients at these ports, when all that they have sent has come."""
+        try:
+            connections = await asyncio.to_thread(Connections, kernel, at)
+        except OSError as e:
+            log.warning("the kernel's clients stay with it until it ends: %s", e)
+            return
+        with contextlib.closing(connections), contextlib.suppress(OSError):
+            self._count_clients()
+            self._sent_away, self._away = time.monotonic(), connections.by_port()
+            await connections.end(_CLIENTS)
 
     def _count_clients(self) -> None:
         """Count the clients that the other one is to wait for: those that were sent away come to it, as do new ones."""
