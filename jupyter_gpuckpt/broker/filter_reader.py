@@ -14,8 +14,11 @@ __all__ = ["filter_of"]
 _SEIZE, _INTERRUPT, _DETACH, _GET_FILTER = 0x4206, 0x4207, 17, 0x420C  # linux/ptrace.h
 _WALL = 0x40000000
 _TIMEOUT, _LOOK = 5.0, 0.0005  # seconds
-_UNTRACED = 3
-"""How many tries in a row fail, without a tracer to be seen, until it is clear that it was not another one's turn."""
+_UNTRACED = 30
+"""How many tries in a row fail, without a tracer to be seen, until it is clear that it was not another one's turn.
+
+Each time one may have had its turn that had ended when it was looked for.
+"""
 _INSTRUCTION = 8  # bytes, struct sock_filter
 
 _libc = ctypes.CDLL(None, use_errno=True)
