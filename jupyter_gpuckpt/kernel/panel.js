@@ -69,6 +69,8 @@ function render({ model, el }) {
   const view = Math.random().toString(36).slice(2);
   /** The snapshot that a question is asked about, and which question. */
   let asking = null;
+  /** Where it is answered, where that stays whatever else changes: somebody may be writing there. */
+  let answering = null;
   /** Whether what is under way is to be cancelled. */
   let cancelling = false;
   let number = 0;
@@ -129,6 +131,7 @@ function render({ model, el }) {
     };
     if (taken) {
       asking = { what: 'replace', id: '', args };
+      answering = null;
       draw();
     } else {
       act('save', args);
@@ -204,7 +207,10 @@ function render({ model, el }) {
   function drawStatus(operation, told) {
     if (asking?.what === 'replace') {
       const { args } = asking;
-      status.replaceChildren(question(`${args.name} is taken. Replace it?`, 'Replace', () => act('save', args)));
+      answering ??= question(`${args.name} is taken. Replace it?`, 'Replace', () => act('save', args));
+      if (!status.contains(answering)) {
+        status.replaceChildren(answering);
+      }
     } else if (operation) {
       const bar = element('progress', operation.percent === null ? {} : { max: 100, value: operation.percent });
       bar.setAttribute('aria-label', 'Progress');
@@ -266,6 +272,7 @@ function render({ model, el }) {
     const disabled = busy;
     const wonder = what => () => {
       asking = { what, id };
+      answering = null;
       if (what === 'restore') {
         say('look'); // what the kernel has done since it was last looked at
       }
@@ -322,12 +329,12 @@ function render({ model, el }) {
     if (asking.what === 'remove') {
       return question(`Remove ${called} (${size(bytes)}) for good?`, 'Remove', () => act('rm', { key, name: called }));
     }
-    const wanted = element('input', {
-      value: nameOf(snapshot),
-      required: true,
-      pattern: name.pattern,
-      title: name.title
-    });
+    answering ??= renaming(key, called, nameOf(snapshot));
+    return answering;
+  }
+
+  function renaming(key, called, value) {
+    const wanted = element('input', { value, required: true, pattern: name.pattern, title: name.title });
     wanted.setAttribute('aria-label', `New name of ${called}`);
     const rename = () => wanted.reportValidity() && act('mv', { key, name: called, new: wanted.value });
     wanted.addEventListener('keydown', event => event.key === 'Enter' && rename());

@@ -61,8 +61,12 @@ def test_all_that_it_can_do(lab: Server, open_window: OpenWindow, tmp_path: Path
     assert window.value("x") == "1"
     _press(panel, "Rename epoch-1")
     panel.get_by_label("New name of epoch-1").fill("best")
+    window.run("%gpuckpt pin epoch-2")  # while somebody is writing
+    expect(panel.get_by_role("button", name="Unpin epoch-2", exact=True)).to_be_visible()
+    expect(panel.get_by_label("New name of epoch-1")).to_have_value("best")
     panel.get_by_label("New name of epoch-1").press("Enter")
     _done(panel, "epoch-1 is now best")
+    window.run("%gpuckpt unpin epoch-2")
     _press(panel, "Pin best")
     _done(panel, "best is pinned")
     expect(panel.get_by_role("button", name="Remove best")).to_be_disabled()
