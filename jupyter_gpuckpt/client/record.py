@@ -175,7 +175,7 @@ class State(Head):
     operation: InProgress | None = None
     """The operation under way, for whoever has to clean up after this keeper."""
     worked: float = 0.0
-    """How many seconds of processor time the kernel had used when it was last saved; 0 after a restore."""
+    """How many seconds of processor time the kernel had used when it was last saved or restored, or had started."""
     hibernated: Hibernated | None = None
     """None while there is a kernel."""
     untold: UnconfirmedWake | None = None

@@ -230,6 +230,16 @@ class Keeper:
         if isinstance(self.state.operation, RestoreInProgress):
             self.state.operation.fresh = True
         self.hold(space, channel, pid)
+        self.expect_start(channel)
+
+    def expect_start(self, channel: AgentChannel) -> None:
+        """Leave out what a fresh kernel computes until its agent is there."""
+        channel.hello.add_done_callback(lambda hello: None if hello.exception() else self.leave_out_work())
+
+    def leave_out_work(self) -> None:
+        """Leave out what the kernel has computed so far: its start, or a restore, is no work of its user's."""
+        self.state.worked = self.work()
+        self.note_state()
 
     def hold(self, space: Namespace, channel: AgentChannel, pid: int) -> None:
         """Take this running kernel as the one to keep; `pid` is its pid in the namespace."""

@@ -385,6 +385,20 @@ def test_a_restore_tells_what_it_gives_up_that_is_in_no_snapshot(notebook: Noteb
     assert notebook.value("x") == "1"
 
 
+def test_what_a_kernel_computes_to_start_is_no_work(
+    start: StartKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose profile imports much is not kept first, where a snapshot is restored in it."""
+    startup = tmp_path / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "much.py").write_text("import time\nwhile time.process_time() < 2: pass\nimported = True")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    notebook = start()
+    wait_until(lambda: status(notebook)["unsaved"] is None, timeout=20)
+    assert status(notebook)["computed"] < 1
+    assert notebook.value("imported") == "True"
+
+
 def test_a_snapshot_of_the_end_of_a_cell_is_of_after_that_cell(notebook: Notebook) -> None:
     def run(code: str, cell: str) -> None:
         request = notebook.client.session.msg("execute_request", {"code": code}, metadata={"cellId": cell})

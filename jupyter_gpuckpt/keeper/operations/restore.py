@@ -341,6 +341,7 @@ class _Prepared:
         if kernel_of(snapshot.manifest).agent:
             channel, asked = self.verified.new.channel, self.predecessor.asked
             result.warnings.extend(await resume(channel, asked, result, progress.asked_at()))
+            keeper.leave_out_work()
         await asyncio.to_thread(begin_session, keeper.launch)
         answered.set()
         if self._lazily:
