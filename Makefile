@@ -270,6 +270,7 @@ soak: setup
 setup: $(READY)
 	@$(BIN)/jupyter gpuckpt setup
 
+# Bytecode is made by all processors, where pip uses one. Some packages have templates that are no Python, which are left.
 $(READY): pyproject.toml hatch_libraries.py $(shell find jupyter_gpuckpt -name '*.[ch]')
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo 'Python 3.10 or newer is needed, and "$(PYTHON)" is not. Name another: make PYTHON=python3.12'; exit 1; }
@@ -278,7 +279,7 @@ $(READY): pyproject.toml hatch_libraries.py $(shell find jupyter_gpuckpt -name '
 	@rm -rf .venv/share/jupyter/labextensions/jupyter_gpuckpt  # a link, when `make labextension` made it
 	@mkdir -p jupyter_gpuckpt/labextension
 	@SKIP_JUPYTER_BUILDER=1 $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --editable '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 -x '/(moto|tests?)/' .venv/lib || true  # pip would use one processor
+	@$(BIN)/python -m compileall -qq -j 0 -x '/(moto|tests?)/' .venv/lib || true
 	@touch $@
 
 # Node comes with the packages in .venv.

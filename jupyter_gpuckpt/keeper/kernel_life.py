@@ -230,11 +230,12 @@ class Keeper:
         if isinstance(self.state.operation, RestoreInProgress):
             self.state.operation.fresh = True
         self.hold(space, channel, pid)
-        self.expect_start(channel)
+        self.expect_start()
 
-    def expect_start(self, channel: AgentChannel) -> None:
-        """Leave out what a fresh kernel computes until its agent is there."""
-        channel.hello.add_done_callback(lambda hello: None if hello.exception() else self.leave_out_work())
+    def expect_start(self) -> None:
+        """Leave out what the kernel, a fresh one, computes until its agent is there."""
+        assert self.channel is not None
+        self.channel.hello.add_done_callback(lambda hello: None if hello.exception() else self.leave_out_work())
 
     def leave_out_work(self) -> None:
         """Leave out what the kernel has computed so far: its start, or a restore, is no work of its user's."""

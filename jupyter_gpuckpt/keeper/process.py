@@ -130,8 +130,7 @@ async def _hold(keeper: Keeper, how: str, started: Started | None, step: tuple[i
         keeper.holders.expect_first()
         keeper.ends_with(os.getppid(), 0.0)  # until that holds it
         await keeper.attach(started.run, started.sleeper, started.kernel)
-        assert keeper.channel is not None
-        keeper.expect_start(keeper.channel)
+        keeper.expect_start()
     elif how == "job":
         await keeper.start_kernel()
     # Only now: to import what a keeper can do takes as long as Python itself, which a job waits for too.

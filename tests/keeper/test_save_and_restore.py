@@ -385,7 +385,7 @@ def test_a_restore_tells_what_it_gives_up_that_is_in_no_snapshot(notebook: Noteb
     assert notebook.value("x") == "1"
 
 
-def test_what_a_kernel_computes_to_start_is_no_work(
+def test_what_a_kernel_computes_to_start_or_to_be_restored_is_no_work(
     start: StartKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose profile imports much is not kept first, where a snapshot is restored in it."""
@@ -397,6 +397,13 @@ def test_what_a_kernel_computes_to_start_is_no_work(
     wait_until(lambda: status(notebook)["unsaved"] is None, timeout=20)
     assert status(notebook)["computed"] < 1
     assert notebook.value("imported") == "True"
+    notebook.run("import jupyter_gpuckpt")
+    notebook.run("def compute(_):\n    end = time.process_time() + 2\n    while time.process_time() < end: pass")
+    notebook.run("jupyter_gpuckpt.after_restore(compute)")
+    notebook.run("%gpuckpt save here")
+    notebook.run("%gpuckpt restore here")
+    assert status(notebook)["unsaved"] is None
+    assert status(notebook)["computed"] < 1
 
 
 def test_a_snapshot_of_the_end_of_a_cell_is_of_after_that_cell(notebook: Notebook) -> None:
