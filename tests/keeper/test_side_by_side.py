@@ -29,7 +29,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from jupyter_gpuckpt.client.in_progress import RestoreInProgress
 from jupyter_gpuckpt.client.record import KernelFolder
-from jupyter_gpuckpt.errors import Cancelled
+from jupyter_gpuckpt.errors import Cancelled, RestoreFailed
 from jupyter_gpuckpt.keeper import ports
 from jupyter_gpuckpt.kernel.clients import COMING_BACK
 from jupyter_gpuckpt.linux import socket_ports
@@ -254,6 +254,23 @@ def test_a_cell_that_is_under_way_to_the_kernel_before_is_executed(notebook: Not
         reply = client.get_shell_msg(timeout=PATIENCE)
         assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (msg_id, "ok")
         assert notebook.value("x") == "2"
+
+
+def test_clients_come_back_to_a_kernel_that_could_not_be_given_up(notebook: Notebook) -> None:
+    notebook.run("x = 1")
+    notebook.run("%gpuckpt save here")
+    notebook.run("x = 2")
+    state = notebook.folder / "state.json"
+    subprocess.run(["mount", "--bind", state, state], check=True)  # it can be read, and not replaced
+    try:
+        failed = Requested(notebook, "restore", {"name": "here", "in_place": True}).outcome()
+    finally:
+        subprocess.run(["umount", state], check=True)
+    assert isinstance(failed, RestoreFailed)
+    assert "The snapshot and the kernel are as they were" in failed.what
+    assert notebook.value("x") == "2"
+    with connected(notebook.manager.connection_file) as other:
+        assert other.value("x") == "2"
 
 
 def test_only_the_cell_that_was_saved_answers_for_another(notebook: Notebook) -> None:
