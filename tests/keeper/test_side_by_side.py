@@ -13,7 +13,7 @@ import sys
 import time
 import timeit
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from jupyter_client import BlockingKernelClient
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.session import Session
 from keeper_faults import Asked, Criu, Requested, status
-from late_client import late_client
+from late_client import late_client, mute_client
 from notebooks import PATIENCE, SPEC, Notebook, StartKernel, connected, open_channels, wait_until
 from zmq.constants import Event
 from zmq.utils.monitor import recv_monitor_message
@@ -317,14 +317,34 @@ def test_its_own_answer_comes_where_the_kernel_stays(criu: Criu, notebook: Noteb
     assert notebook.value("ended.exists()") == "True"
 
 
-_BUSY_WHEN_IT_ANSWERS = """
+_TELLS_WHEN_IT_IS_BACK = """
 import pathlib, time, jupyter_gpuckpt
 back, begun, go, ran = map(pathlib.Path, {paths})
-@jupyter_gpuckpt.after_restore
-def until_another_cell_runs(resumed):
-    back.touch() if resumed.restored else None
-    while resumed.restored and not begun.exists(): time.sleep(0.01)
+jupyter_gpuckpt.after_restore(lambda resumed: back.touch() if resumed.restored else None)
 """
+
+
+@contextlib.contextmanager
+def busy_when_it_answers(notebook: Notebook, folder: Path) -> Iterator[Callable[[str], Asked]]:
+    """Save a kernel as "here"; gives what has another client's cell run when that kernel is restored.
+
+    It has not answered yet, since it waits for a client that is there and silent.
+    """
+    paths = [str(folder / name) for name in ("back", "begun", "go", "ran")]
+    notebook.run(_TELLS_WHEN_IT_IS_BACK.format(paths=paths))
+    with notebook.keeper as keeper:
+        keeper.request("save", {"name": "here"})
+    with connected(notebook.manager.connection_file) as other, mute_client(notebook) as (_, speaks):
+        speaks.clear()
+
+        def run(code: str) -> Asked:
+            wait_until((folder / "back").exists)
+            cell = Asked(other, f"begun.touch()\n{code}")
+            wait_until((folder / "begun").exists)
+            speaks.set()
+            return cell
+
+        yield run
 
 
 @pytest.mark.shared_kernel(False)  # its functions are called at every save and restore
@@ -332,15 +352,10 @@ def test_what_a_restored_kernel_has_to_answer_yet_is_answered_after_the_next_res
     notebook: Notebook, tmp_path: Path
 ) -> None:
     """Another client's cell runs before the kernel comes to that."""
-    back, begun, go, ran = (tmp_path / name for name in ("back", "begun", "go", "ran"))
-    notebook.run(_BUSY_WHEN_IT_ANSWERS.format(paths=[*map(str, (back, begun, go, ran))]))
-    with notebook.keeper as keeper:
-        keeper.request("save", {"name": "here"})
-    with connected(notebook.manager.connection_file) as other:
+    with busy_when_it_answers(notebook, tmp_path) as run:
         cell = Asked(notebook, "while True: time.sleep(0.01)")
         restore = Requested(notebook, "restore", {"name": "here"})
-        wait_until(back.exists)
-        next_cell = Asked(other, "begun.touch()\nwhile True: time.sleep(0.01)")
+        next_cell = run("while True: time.sleep(0.01)")
         assert isinstance(restore.outcome(), dict)
         assert not cell.is_answered()
         with notebook.keeper as keeper:
@@ -352,22 +367,15 @@ def test_what_a_restored_kernel_has_to_answer_yet_is_answered_after_the_next_res
 @pytest.mark.shared_kernel(False)  # its functions are called at every save and restore
 def test_what_a_restored_kernel_had_to_execute_yet_is_not_executed_again(notebook: Notebook, tmp_path: Path) -> None:
     """It is saved before it comes to that; the kernel that goes on executes it."""
-    back, begun, go, ran = (tmp_path / name for name in ("back", "begun", "go", "ran"))
-    notebook.run(_BUSY_WHEN_IT_ANSWERS.format(paths=[*map(str, (back, begun, go, ran))]))
-    with notebook.keeper as keeper:
-        keeper.request("save", {"name": "here"})
-    with connected(notebook.manager.connection_file) as other:
+    with busy_when_it_answers(notebook, tmp_path) as run, notebook.keeper as keeper:
         cells = [Asked(notebook, "%gpuckpt restore here"), Asked(notebook, "ran.open('a').write('once ')")]
-        wait_until(back.exists)
-        cells.append(Asked(other, "begun.touch()\nwhile not go.exists(): time.sleep(0.01)"))
-        wait_until(begun.exists)
-        with notebook.keeper as keeper:
-            keeper.request("save", {"name": "before"})
-            go.touch()
-            assert [cell.answer()["status"] for cell in cells] == ["ok", "ok", "ok"]
-            keeper.request("restore", {"name": "before"})
+        cells.append(run("while not go.exists(): time.sleep(0.01)"))
+        keeper.request("save", {"name": "before"})
+        (tmp_path / "go").touch()
+        assert [cell.answer()["status"] for cell in cells] == ["ok", "ok", "ok"]
+        keeper.request("restore", {"name": "before"})
     notebook.run("1")
-    assert ran.read_text() == "once "
+    assert (tmp_path / "ran").read_text() == "once "
 
 
 @pytest.mark.shared_kernel(False)  # its functions are called at every save and restore
