@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -314,3 +315,63 @@ def test_without_room_for_a_helper_the_driver_copies_and_access_comes_back(noteb
     for where in ("", " --gpu 1,0"):
         notebook.run("%gpuckpt restore here" + where, timeout=120)
         assert notebook.value("check(), step()") == f"True {before}"
+
+
+def test_a_thread_copies_on_between_gpus_whose_memory_cannot_be_parked(notebook: Notebook) -> None:
+    """They are kept apart while the driver copies, and while they are swapped."""
+    notebook.run(PROGRAMS["peers"] + IN_A_THREAD + "torch.cuda.empty_cache()", timeout=120)
+    with leaving_free(GIB // 4):
+        for n in range(3):
+            ask(notebook, "save", name=f"here-{n}")
+            assert not parked(f"here-{n}")
+            assert notebook.look("is_copying(), wrong") == "(True, [])"
+    notebook.run("%gpuckpt move --gpu 1,0", timeout=120)
+    assert notebook.look("is_copying(), wrong") == "(True, [])"
+    for where in ("", " --gpu 1,0"):
+        notebook.run("%gpuckpt restore here-2" + where, timeout=120)
+        assert notebook.look("is_copying(), wrong, d == digest(x, y, *small)") == "(True, [], True)"
+
+
+def test_a_job_whose_memory_cannot_be_parked_goes_on(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    job = Job("two")
+    job.start(sys.executable, program(tmp_path, "import os\n" + PROGRAMS["peers"] + JOB), str(gate))
+    wait_until(lambda: told(job), 120, "the job has not taken its first steps")
+    with leaving_free(GIB // 8):
+        job.save("half")
+    assert not parked("half")
+    gate.touch()
+    assert job.wait_for_end() == 0
+    whole = told(job)
+    assert whole[1].startswith("then True ")
+    job.restore("half", "--gpu", "1,0")
+    assert job.wait_for_end() == 0
+    assert told(job) == whole
+
+
+# One GPU waits for what only a call to the other one brings, as a collective does that was launched on the first alone.
+_WAITS_FOR_A_CALL = """
+import ctypes, threading, time
+cuda = ctypes.CDLL('libcuda.so.1')
+flag, stream = torch.zeros(1, dtype=torch.int32, device='cuda:0'), torch.cuda.Stream(0)
+torch.cuda.synchronize(0); torch.cuda.synchronize(1)
+waits = cuda.cuStreamWaitValue32_v2(ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(flag.data_ptr()), 1, 1)
+"""
+
+
+def test_a_gpu_that_waits_for_what_only_a_call_brings_is_not_waited_for_for_long(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUCKPT_LOCK_TIMEOUT", "2")
+    notebook = start()
+    notebook.run(PROGRAMS["peers"], timeout=120)
+    before = notebook.value("step()")
+    notebook.run(_WAITS_FOR_A_CALL)
+    assert notebook.value("waits, stream.query()") == "0 False"
+    began = time.monotonic()
+    notebook.fails("%gpuckpt save here", timeout=120)
+    assert time.monotonic() - began < 15
+    notebook.run("flag.fill_(1); stream.synchronize()")
+    assert notebook.value("check(), step()") == f"True {before}"
+    notebook.run("%gpuckpt save here", timeout=120)
+    assert min(parked("here")) >= GIB
