@@ -53,7 +53,7 @@ def hibernate_when_culled(manager: Any) -> None:
         folder = _folder(kernel_id) if _culling.get() else None
         if folder is not None and ("cull" in settings.hibernate_on() or _was_resumed(folder)):
             kernel = manager.get_kernel(kernel_id)
-            kernel.stop_restarter()  # its end is no crash
+            await _start_none_anew([kernel])
             try:
                 await asyncio.to_thread(_hibernate, folder)
             except GpuckptError as e:
@@ -84,9 +84,7 @@ async def hibernate_before_stop(manager: Any) -> None:
             starts = map(asyncio.wrap_future, coming.values())
             await asyncio.wait([*map(asyncio.ensure_future, starts)], timeout=settings.hibernate_deadline())
         held = list(manager.list_kernel_ids())
-        for kernel_id in held:
-            manager.get_kernel(kernel_id).stop_restarter()  # none is to be started anew for one that is on the disk
-        await _until_started([manager.get_kernel(kernel_id) for kernel_id in held])
+        await _start_none_anew([manager.get_kernel(kernel_id) for kernel_id in held])
         ids = [*held, *(one for one in coming if (folder := _folder(one)) is not None and _was_resumed(folder))]
         waited = time.monotonic() - began
         await asyncio.to_thread(_hibernate_for_good, set(ids), "stop" in settings.hibernate_on(), waited)
@@ -96,15 +94,19 @@ async def hibernate_before_stop(manager: Any) -> None:
         await asyncio.to_thread(_send_to_remote)
 
 
-async def _until_started(kernels: Collection[Any]) -> None:
-    """Wait for kernels that have ended and are just being started anew.
+async def _start_none_anew(kernels: Collection[Any]) -> None:
+    """Have no kernel started for one that is about to be hibernated: its end is no crash. Waits for those under way.
 
-    jupyter_client 8.10 cannot shut such a kernel down: it asks how its start went (`InvalidStateError`). A server that
-    stops would then stay, with all of its kernels.
+    jupyter_client 8.10 cannot shut a kernel down that is just being started anew: it asks how its start went
+    (`InvalidStateError`). A server that stops would then stay, with all of its kernels.
     """
     deadline = time.monotonic() + _STARTING
+    for kernel in kernels:
+        kernel.stop_restarter()
     while not all(kernel.ready.done() for kernel in kernels) and time.monotonic() < deadline:
         await asyncio.sleep(_LOOK)
+    for kernel in kernels:
+        kernel.stop_restarter()  # each start begins to watch over the kernel again
 
 
 def _send_to_remote() -> None:

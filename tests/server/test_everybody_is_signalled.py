@@ -31,6 +31,8 @@ shell = subprocess.Popen(['sh', '-c', 'sleep 1000; true'])
 x = 41
 """
 
+_COMPUTES = "threading.Thread(target=lambda: all(n >= 0 for n in itertools.count()), daemon=True).start()"
+
 
 @contextlib.contextmanager
 def _notebook(server: Server, path: str = "a.ipynb") -> Iterator[tuple[str, Notebook]]:
@@ -84,6 +86,26 @@ def test_signals_that_are_meant_for_a_kernel_or_come_from_it_end_it_as_always(tm
         with _notebook(server, "c.ipynb") as (kernel, notebook):
             assert server.request("DELETE", f"api/kernels/{kernel}").status_code == 204
         assert server.ask("GET", "hibernated")["hibernated"] == []
+
+
+def test_a_kernel_that_is_just_being_started_anew_is_not_started_again_when_it_is_hibernated(tmp_path: Path) -> None:
+    """A server that starts a kernel while it ends them does not end."""
+    config = "c.KernelRestarter.time_to_dead = 0.01"
+    startup = tmp_path / "ipython" / "profile_default" / "startup"
+    with running(tmp_path, config, **_STOP) as server:
+        with _notebook(server) as (_, notebook):
+            notebook.run("import jupyter_gpuckpt, time; jupyter_gpuckpt.before_save(lambda: time.sleep(1))")
+            notebook.run("%gpuckpt save here")
+        (startup / "computes.py").write_text("import threading, itertools\n" + _COMPUTES)  # so that its turn is first
+        with _notebook(server, "b.ipynb") as (kernel, _):
+            head = KernelFolder(tmp_path / "runtime" / "gpuckpt" / kernel).head()
+            assert head.sleeper is not None
+            os.kill(head.sleeper[0], signal.SIGKILL)
+            wait_until(lambda: "restarting kernel" in server.log.read_text())
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == 0
+        assert "InvalidStateError" not in server.log.read_text()
+        assert server.log.read_text().count("restarting kernel") == 1
 
 
 def test_without_hibernation_kernels_end_as_the_system_has_it(tmp_path: Path) -> None:
