@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from .. import settings
 from ..errors import DriverError, SaveFailed
 from . import devices, parking
 
@@ -188,15 +189,37 @@ def _gpu_memory() -> dict[str, int]:
 
 
 def _give_cached_vram_back() -> None:
-    """Have torch and CuPy return GPU memory that they hold but do not use: it would be saved as if it were used."""
-    torch = sys.modules.get("torch")
-    with contextlib.suppress(Exception):
-        if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-    cupy = sys.modules.get("cupy")
-    with contextlib.suppress(Exception):
-        if cupy is not None:
-            cupy.get_default_memory_pool().free_all_blocks()
+    """Have torch and CuPy return GPU memory that they hold but do not use: it would be saved as if it were used.
+
+    The driver takes memory back when its GPU has done what it was given. That may need a call that only comes later, so
+    a thread of its own waits, and is left there where it takes too long.
+
+    Raises
+    ------
+    SaveFailed : a GPU is still at work.
+    """
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+
+    def give_back() -> None:
+        with contextlib.suppress(Exception):
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+        with contextlib.suppress(Exception):
+            if cupy is not None:
+                cupy.get_default_memory_pool().free_all_blocks()
+
+    if torch is None and cupy is None:
+        return
+    limit = settings.lock_timeout()
+    giving = threading.Thread(target=give_back, name="gpuckpt-cache", daemon=True)
+    giving.start()
+    giving.join(limit)
+    if giving.is_alive():
+        raise SaveFailed(
+            _AS_BEFORE,
+            f"Work on the GPU did not pause within {limit:g} s.",
+            "Wait until the GPU work is done and try again, or raise GPUCKPT_LOCK_TIMEOUT (seconds).",
+        )
 
 
 def bytes_on_gpus() -> int:

@@ -1,7 +1,8 @@
 """Programs of libraries that are common on GPUs, as their users write them; each is the source of a cell.
 
 Each defines ``step()``, which goes on and returns text that depends on all that came before, exact to the last bit.
-Where there is no GPU they run on the CPU, so that they can be tried there, but for those of Numba, Triton, CuPy, nvcc.
+Where there is no GPU they run on the CPU, so that they can be tried there, but for those of Numba, Triton, CuPy, Warp,
+nvcc.
 """
 
 from __future__ import annotations
@@ -398,6 +399,61 @@ def step():
 step()
 """
 
+_TINYGRAD = """
+import hashlib, os
+os.environ["DEV"] = "CUDA" if os.path.exists("/dev/nvidiactl") else "PYTHON"
+from tinygrad import Tensor, TinyJit, nn
+from tinygrad.helpers import Context
+
+Tensor.manual_seed(0)
+weights = [Tensor.randn(n, m).realize() for n, m in ((64, 256), (256, 10))]
+for one in weights: one.requires_grad = True
+optimizer = nn.optim.Adam(weights)
+
+@TinyJit
+def trained(x):
+    optimizer.zero_grad()
+    loss = (((x @ weights[0]).relu().dropout(0.1) @ weights[1]) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.realize()
+
+def step():
+    with Context(TRAINING=1):
+        loss = trained(Tensor.randn(16, 64).realize()).item()
+    data = b"".join(bytes(one.data()) for one in weights)
+    return f"{loss.hex()} {hashlib.blake2b(data, digest_size=12).hexdigest()}"
+
+for _ in range(4):
+    step()
+"""
+
+_WARP = """
+import hashlib
+import warp
+
+warp.init()
+
+@warp.kernel
+def walk(at: warp.array(dtype=warp.vec3), steps: warp.array(dtype=int)):
+    i = warp.tid()
+    chance = warp.rand_init(steps[i], i)
+    at[i] = at[i] + warp.vec3(warp.randf(chance), warp.randf(chance), warp.randf(chance))
+    steps[i] = steps[i] + 1
+
+at = warp.zeros(1 << 20, dtype=warp.vec3, device="cuda:0")
+steps = warp.zeros(1 << 20, dtype=int, device="cuda:0")
+warp.launch(walk, len(at), [at, steps], device="cuda:0")
+with warp.ScopedCapture(device="cuda:0") as captured:
+    for _ in range(3): warp.launch(walk, len(at), [at, steps], device="cuda:0")
+
+def step():
+    warp.capture_launch(captured.graph)
+    return hashlib.blake2b(at.numpy().tobytes() + steps.numpy().tobytes(), digest_size=12).hexdigest()
+
+step()
+"""
+
 _NVCC = """
 import pathlib, subprocess
 
@@ -466,5 +522,7 @@ LIBRARIES = {
     "diffrax": Library(_JAX + _DIFFRAX, ("jax", "diffrax")),
     "numba": Library(_NUMBA, ("numba",)),
     "cupy": Library(_CUPY, ("cupy",)),
+    "tinygrad": Library(_TINYGRAD, ("tinygrad",)),
+    "warp": Library(_WARP, ("warp",)),
     "a_program_of_nvcc": Library(_NVCC, (), ("nvcc",)),
 }

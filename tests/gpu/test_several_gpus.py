@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from gpu_memory import DIGEST, GIB, leaving_free, used_by_gpu
-from job_programs import Job, program
+from job_programs import Job, program, run
 from keeper_faults import Asked
 from notebooks import Notebook, StartKernel, wait_until
 from test_gpu_sleep import ask, is_asleep, says
@@ -369,9 +369,27 @@ def test_a_gpu_that_waits_for_what_only_a_call_brings_is_not_waited_for_for_long
     notebook.run(_WAITS_FOR_A_CALL)
     assert notebook.value("waits, stream.query()") == "0 False"
     began = time.monotonic()
-    notebook.fails("%gpuckpt save here", timeout=120)
+    assert "did not pause" in notebook.fails("%gpuckpt save here", timeout=120).text
     assert time.monotonic() - began < 15
     notebook.run("flag.fill_(1); stream.synchronize()")
     assert notebook.value("check(), step()") == f"True {before}"
     notebook.run("%gpuckpt save here", timeout=120)
     assert min(parked("here")) >= GIB
+
+
+def test_a_job_whose_gpu_waits_for_a_call_is_not_saved_and_goes_on(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    job = Job("two")
+    waits = _WAITS_FOR_A_CALL + "print('first', waits, stream.query(), flush=True)\n"
+    goes_on = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+    ends = "flag.fill_(1); stream.synchronize(); print('then', check(), step() == step(), flush=True)"
+    source = "import os\n" + PROGRAMS["peers"] + waits + goes_on + ends
+    job.start(sys.executable, program(tmp_path, source), str(gate), GPUCKPT_LOCK_TIMEOUT="2")
+    wait_until(lambda: told(job), 120, "the job has not taken its first steps")
+    began = time.monotonic()
+    failed = run("save", "two", "half")
+    assert (failed.status, "did not pause" in failed.err) == (1, True), failed.err
+    assert time.monotonic() - began < 20
+    gate.touch()
+    assert job.wait_for_end() == 0
+    assert told(job) == ["first 0 False", "then True True"]

@@ -512,3 +512,24 @@ def test_a_snapshot_whose_working_folder_is_gone(
     (tmp_path / "work").mkdir()
     notebook.run("%gpuckpt restore here")
     assert notebook.value("os.getcwd()") == str(tmp_path / "work")
+
+
+_TORCH_THAT_WAITS_FOR_ITS_GPU = """
+import sys, threading, types
+is_done = threading.Event()
+cuda = types.SimpleNamespace(is_initialized=lambda: True, empty_cache=is_done.wait)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+"""
+
+
+def test_a_gpu_that_has_much_to_do_is_not_waited_for_for_long(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch can give no memory back before its GPU is done."""
+    monkeypatch.setenv("GPUCKPT_LOCK_TIMEOUT", "0.2")
+    notebook = start()
+    notebook.run(_TORCH_THAT_WAITS_FOR_ITS_GPU)
+    failed = notebook.fails("%gpuckpt save here", timeout=20)  # hooks have 30 s
+    assert "Work on the GPU did not pause" in failed.text
+    notebook.run("is_done.set()")
+    notebook.run("%gpuckpt save here")
