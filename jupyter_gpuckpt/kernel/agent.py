@@ -56,6 +56,8 @@ _AT_ONCE = frozenset(
     {"asleep", "auto_saved", "executed", "identity", "interrupted", "leaves", "not_woken", "stops_sending"}
 )
 """What is done while a hook may hang."""
+_WHEN_BACK = frozenset({"resumed", "woken"})
+"""What has hooks run, and answers the cell that waits for that."""
 
 
 class Agent:
@@ -165,16 +167,35 @@ class Agent:
             self._new_keeper(message["id"], **message["args"])
         elif message["call"] in _AT_ONCE:
             self._call(message)
+        elif message["call"] in _WHEN_BACK:
+            # In a thread of its own: a hook that hangs must not keep the answer from the cell that waits.
+            self.in_background(partial(self._do, partial(self._call, message)), "gpuckpt-back")
         else:
             self.later(partial(self._call, message))
 
     def _do_calls(self) -> None:
-        """Run hooks and what waits for clients: a hook that hangs must not keep answers from the cell that waits."""
+        """Run hooks and what else takes its time."""
         while True:
-            try:
-                self._calls.get()()
-            except Exception:
-                log.exception("a call of the keeper's could not be answered")
+            self._do(self._calls.get())
+
+    def _do(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            log.exception("a call of the keeper's could not be answered")
+
+    def run_hooks_after(self, resumed: hooks.Resumed) -> list[str]:
+        """Have the hooks run in their thread, and wait for them as long as they may take; return what went wrong."""
+        faults: list[str] = []
+        have_run = threading.Event()
+
+        def run() -> None:
+            faults.extend(hooks.run_after(resumed))
+            have_run.set()
+
+        self.later(run)
+        limit = settings.hook_timeout()
+        return faults if have_run.wait(limit) else [hooks.late(limit)]
 
     def _call(self, message: dict[str, Any]) -> None:
         calls: dict[str, Callable[..., Any]] = {

@@ -42,6 +42,7 @@ _After = TypeVar("_After", bound=Callable[..., Any])
 _before: list[Callable[[], Any]] = []
 _after: list[Callable[..., Any]] = []
 _generation = secrets.token_hex(16)
+_called = ""
 _has_agent = False
 
 
@@ -108,11 +109,10 @@ def run_before() -> None:
 
 def run_after(resumed: Resumed) -> list[str]:
     """Call the functions registered for after a freeze; return what went wrong in them, a text each."""
-    global _generation
-    if resumed.restored:
-        _generation = secrets.token_hex(16)
+    global _called
     faults = []
     for fn in _after:
+        _called = _name(fn)
         try:
             fn(*([resumed] if _takes_argument(fn) else []))
         except Exception as e:
@@ -121,12 +121,22 @@ def run_after(resumed: Resumed) -> list[str]:
     return faults
 
 
+def late(limit: float) -> str:
+    """Return, for people, that the functions that `run_after` calls have taken longer than so many seconds."""
+    return (
+        f"The after_restore function {_called} has not ended after {limit:g} s: the kernel goes on beside it. "
+        "Until it ends, nothing can be saved; GPUCKPT_HOOK_TIMEOUT is for how long it is waited for."
+    )
+
+
 def _run_in_job() -> None:
     run_after(restored_with(new_environment.bring_up_to_date()))
 
 
 def restored_with(environment: NewEnvironment) -> Resumed:
-    """Return what functions are told in a restored process."""
+    """Return what functions are told in a process that was just restored, which has another `generation_id` now."""
+    global _generation
+    _generation = secrets.token_hex(16)
     if environment.changed:
         log.info("brought up to date in os.environ: %s", ", ".join(environment.changed))
     return Resumed(restored=True, environment=environment.variables, changed=environment.changed)

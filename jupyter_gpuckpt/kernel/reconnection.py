@@ -51,6 +51,7 @@ class Reconnection:
         self._run_id = self._run_of_requests = self._current_run_id()
         self._run_told = self._run_ready = self._run_back = self._run_id
         self._knows_who_it_is = threading.Condition()
+        self._comes_back = threading.Lock()
         self._heard = threading.Event()
         self._heard.set()
         self._mended = threading.Event()
@@ -131,6 +132,10 @@ class Reconnection:
 
     def resumed(self, asked: Asked, result: object, asked_at: float) -> dict[str, Any]:
         """This kernel was just restored: run the hooks, and answer the cell that asked; once, however often told."""
+        with self._comes_back:
+            return self._resumed(asked, result, asked_at)
+
+    def _resumed(self, asked: Asked, result: object, asked_at: float) -> dict[str, Any]:
         run = self._current_run_id()
         if run == self._run_told:
             return {"faults": [], "notes": []}
@@ -153,7 +158,7 @@ class Reconnection:
             renewal.become_copy(agent.kernel)
             if copy.reseed:
                 faults += renewal.reseed(agent.kernel.shell.user_ns)
-        faults += hooks.run_after(hooks.restored_with(self._environment))
+        faults += self._agent.run_hooks_after(hooks.restored_with(self._environment))
         self._run_ready = run
         if asked.get("cell") or asked.get("owed") or asked.get("queued"):
             self._wait_for_clients()
@@ -186,6 +191,10 @@ class Reconnection:
 
     def woken(self, token: str, requests: list[list[str]]) -> dict[str, Any]:
         """This kernel was hibernated: go on, and execute what came meanwhile; once, however often it is told."""
+        with self._comes_back:
+            return self._woken(token, requests)
+
+    def _woken(self, token: str, requests: list[list[str]]) -> dict[str, Any]:
         faults: list[str] = []
         if token == self._token:
             return {"faults": faults}
@@ -197,7 +206,7 @@ class Reconnection:
             self._mended.wait(_MENDING)
             renewal.renew()
             faults = self._agent.housekeeping.after(restored=True)
-            faults += hooks.run_after(hooks.restored_with(self._environment))
+            faults += self._agent.run_hooks_after(hooks.restored_with(self._environment))
             if self._agent.cells.are_running() or requests:
                 self._wait_for_clients()
             if self._agent.cells.are_running():

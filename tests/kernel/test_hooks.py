@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from notebooks import Notebook, StartKernel
+from notebooks import Notebook, StartKernel, wait_until
 
 NOTES = """
     import jupyter_gpuckpt
@@ -95,6 +95,40 @@ def test_an_exception_after_is_shown_and_keeps_no_other_from_running(noting: Not
     assert "Restored here, " in restored.text
     assert warning in restored.text
     assert "after: the last" in notes(noting)
+
+
+@pytest.fixture
+def hanging(start: StartKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    """A kernel with a function that does not end after a restore, until there is a file "go"; it may take 3 s."""
+    monkeypatch.setenv("GPUCKPT_HOOK_TIMEOUT", "3")
+    notebook = start()
+    notebook.run(f"""
+        import jupyter_gpuckpt, pathlib, time
+        go, ended = pathlib.Path({str(tmp_path / "go")!r}), []
+        @jupyter_gpuckpt.after_restore
+        def connect(resumed):
+            while resumed.restored and not go.exists(): time.sleep(0.01)
+            ended.append(resumed.restored)
+    """)
+    return notebook
+
+
+def test_a_function_that_hangs_after_a_restore_keeps_no_answer_back(hanging: Notebook, tmp_path: Path) -> None:
+    hanging.run("%gpuckpt save here")
+    restored = hanging.run("%gpuckpt restore here", timeout=60)
+    assert "Restored here, " in restored.text
+    assert "The after_restore function connect has not ended after 3 s" in restored.text
+    assert hanging.value("ended") == "[]"
+    assert "Its hooks did not finish within 3 s" in hanging.fails("%gpuckpt save again").text
+    (tmp_path / "go").touch()
+    wait_until(lambda: "True" in hanging.look("ended"))
+    hanging.run("%gpuckpt save again")
+
+
+def test_a_function_that_hangs_after_a_hibernation_keeps_no_cell_back(hanging: Notebook) -> None:
+    with hanging.keeper as keeper:
+        keeper.request("hibernate", {})
+    assert hanging.run("print(ended)", timeout=60).text == "[]"
 
 
 def test_what_a_function_put_away_is_taken_out_again(notebook: Notebook, tmp_path: Path) -> None:
