@@ -35,6 +35,7 @@ from . import (
     variables,
 )
 from .arrivals import all_is_done
+from .background import in_background
 from .builtin_hooks import Housekeeping, bytes_on_gpus
 from .cells import Asked, Cells
 from .channel import Channel
@@ -98,15 +99,9 @@ class Agent:
         """Say hello to the keeper and listen to it from now on."""
         devices.drop_in_children()
         _own_folder_of_multiprocessing()
-        self.in_background(self._listen, "gpuckpt-agent")
-        self.in_background(self._do_calls, "gpuckpt-hooks")
+        in_background(self._listen, "gpuckpt-agent")
+        in_background(self._do_calls, "gpuckpt-hooks")
         self._channel.send({"hello": {"pid": self._pid}})
-
-    def in_background(self, work: Callable[[], None], name: str = "gpuckpt") -> None:
-        """Do something in a thread of its own."""
-        thread: Any = threading.Thread(target=work, name=name, daemon=True)
-        thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # the debugger must not stop it
-        thread.start()
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something in the thread that hooks are run in."""
@@ -169,7 +164,7 @@ class Agent:
             self._call(message)
         elif message["call"] in _WHEN_BACK:
             # In a thread of its own: a hook that hangs must not keep the answer from the cell that waits.
-            self.in_background(partial(self._do, partial(self._call, message)), "gpuckpt-back")
+            in_background(partial(self._do, partial(self._call, message)), "gpuckpt-back")
         else:
             self.later(partial(self._call, message))
 

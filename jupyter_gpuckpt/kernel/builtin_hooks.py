@@ -16,6 +16,7 @@ from typing import Any
 from .. import settings
 from ..errors import DriverError, SaveFailed
 from . import devices, parking
+from .background import in_background
 
 _AS_BEFORE = "The kernel was not saved; it keeps running."
 
@@ -211,8 +212,7 @@ def _give_cached_vram_back() -> None:
     if torch is None and cupy is None:
         return
     limit = settings.lock_timeout()
-    giving = threading.Thread(target=give_back, name="gpuckpt-cache", daemon=True)
-    giving.start()
+    giving = in_background(give_back, "gpuckpt-cache")
     giving.join(limit)
     if giving.is_alive():
         raise SaveFailed(

@@ -42,7 +42,8 @@ _After = TypeVar("_After", bound=Callable[..., Any])
 _before: list[Callable[[], Any]] = []
 _after: list[Callable[..., Any]] = []
 _generation = secrets.token_hex(16)
-_called = ""
+_called = "kernel's preparation for a save"
+"""Which function is called, or was the last."""
 _has_agent = False
 
 
@@ -96,7 +97,9 @@ def run_before() -> None:
     ------
     SaveFailed : one of them raised.
     """
+    global _called
     for fn in reversed(_before):
+        _called = f"before_save function {_name(fn)}"
         try:
             fn()
         except Exception as e:
@@ -112,7 +115,7 @@ def run_after(resumed: Resumed) -> list[str]:
     global _called
     faults = []
     for fn in _after:
-        _called = _name(fn)
+        _called = f"after_restore function {_name(fn)}"
         try:
             fn(*([resumed] if _takes_argument(fn) else []))
         except Exception as e:
@@ -122,9 +125,9 @@ def run_after(resumed: Resumed) -> list[str]:
 
 
 def late(limit: float) -> str:
-    """Return, for people, that the functions that `run_after` calls have taken longer than so many seconds."""
+    """Return, for people, that the functions called before a save or after one have taken more than so many seconds."""
     return (
-        f"The after_restore function {_called} has not ended after {limit:g} s: the kernel goes on beside it. "
+        f"The {_called} has not ended after {limit:g} s: the kernel goes on beside it. "
         "Until it ends, nothing can be saved; GPUCKPT_HOOK_TIMEOUT is for how long it is waited for."
     )
 

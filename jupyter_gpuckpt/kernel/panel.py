@@ -28,6 +28,7 @@ from ..operations.requests import Cancel, List, Pin, Remove, Rename, Request, Re
 from ..operations.results import KernelStatus, Labelled, Progress, Restored
 from . import show
 from .agent import Agent
+from .background import in_background
 
 __all__ = ["Panel", "panel_of", "resume"]
 
@@ -62,7 +63,7 @@ class Panel(anywidget.AnyWidget):
         self.on_msg(self._take)
         agent.panels[self.model_id] = self
         self.look()
-        _in_thread(self._watch)
+        in_background(self._watch, "gpuckpt-panel")
 
     def __repr__(self) -> str:
         return "This panel ended with its kernel; %gpuckpt panel shows it again."
@@ -113,7 +114,7 @@ class Panel(anywidget.AnyWidget):
     def _take(self, _: Any, content: Any, __: Any) -> None:
         if isinstance(content, dict):
             # Not from the subshell that this is called in: ipykernel would go on sending it all, also once it is gone.
-            _in_thread(lambda: self._heed(content))
+            in_background(lambda: self._heed(content), "gpuckpt-panel")
 
     def _heed(self, content: Mapping[str, Any]) -> None:
         self._show(answered=content.get("number"))
@@ -193,12 +194,6 @@ def _is_of(snapshot: Labelled, status: KernelStatus) -> bool:
 
 def _told(snapshot: Labelled) -> dict[str, object]:
     return {name: value for name, value in to_json(snapshot).items() if name in _TOLD}
-
-
-def _in_thread(do: Callable[[], None]) -> None:
-    thread: Any = threading.Thread(target=do, name="gpuckpt-panel", daemon=True)
-    thread.pydev_do_not_trace = True  # the debugger must not stop it
-    thread.start()
 
 
 def panel_of(agent: Agent) -> Panel:

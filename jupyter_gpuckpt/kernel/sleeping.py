@@ -17,6 +17,7 @@ from ..operations.requests import Hibernate, Sleep, Wake
 from ..operations.results import Progress, Woken, WokenLater
 from ..spelling import in_a_cell
 from . import hooks, parking, show
+from .background import in_background
 from .cells import Asked
 
 if TYPE_CHECKING:
@@ -140,13 +141,13 @@ class Sleeping:
         """Have the kernel put to sleep, or hibernated, when the cell that asks has ended; at once where none does."""
         self._wanted = (asked, op) if asked else None
         if not asked:
-            self._agent.in_background(lambda: self._rest(asked, op))
+            in_background(lambda: self._rest(asked, op))
 
     def cell_ended(self) -> None:
         """Begin what the cell that has just ended wished for."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
-            self._agent.in_background(lambda: self._rest(*wanted))
+            in_background(lambda: self._rest(*wanted))
 
     def _rest(self, asked: Asked, op: str) -> None:
         cells = self._agent.cells
