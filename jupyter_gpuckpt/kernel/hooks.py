@@ -127,8 +127,8 @@ def run_after(resumed: Resumed) -> list[str]:
 def late(limit: float) -> str:
     """Return, for people, that the functions called before a save or after one have taken more than so many seconds."""
     return (
-        f"The {_called} has not ended after {limit:g} s (GPUCKPT_HOOK_TIMEOUT). The kernel goes on beside it, and can be "
-        "saved when it has ended. Give what it waits for a time limit of its own."
+        f"The {_called} has not ended after {limit:g} s (GPUCKPT_HOOK_TIMEOUT). The kernel goes on beside it, and can "
+        "be saved when it has ended. Give what it waits for a time limit of its own."
     )
 
 
