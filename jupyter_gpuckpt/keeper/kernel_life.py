@@ -35,6 +35,7 @@ from .stand_in import StandIn
 
 if TYPE_CHECKING:
     # Not at the start: a new job would wait for these to be imported, with all that they need.
+    from ..freeze.huge_pages import HugePages
     from ..snapshots.needs import Marks
     from ..snapshots.saved import SavedCell
     from ..store import Session, Store
@@ -122,6 +123,13 @@ class Keeper:
         from ..store import Store  # here, since a start is not to wait for that
 
         return Store(settings.store_dir())
+
+    @functools.cached_property
+    def huge_pages(self) -> HugePages:
+        """Which of the kernel's memory is in huge pages, or was to be."""
+        from ..freeze.huge_pages import HugePages  # likewise
+
+        return HugePages()
 
     @functools.cached_property
     def store_growth(self) -> StoreGrowth:

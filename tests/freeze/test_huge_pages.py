@@ -1,0 +1,122 @@
+"""Memory that is put into huge pages: what it holds stays, and a fork takes less time."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.freeze.huge_pages import HUGE, HugePages
+
+COUNT = 80
+"""Huge pages of the program's memory."""
+NOT_WORTH_IT = 32
+"""Fewer are left as they are."""
+
+_PROGRAM = f"""
+import ctypes, hashlib, mmap, sys
+HUGE, COUNT = {HUGE}, {COUNT}
+area = mmap.mmap(-1, (COUNT + 2) * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+if sys.argv[1:] == ["unwilling"]:
+    area.madvise(15)  # MADV_NOHUGEPAGE
+first = -(-ctypes.addressof(ctypes.c_char.from_buffer(area)) // HUGE) * HUGE
+offset = first - ctypes.addressof(ctypes.c_char.from_buffer(area))
+for at in range(offset, offset + COUNT * HUGE, 4096):
+    if (at - offset) // HUGE != 5 or at % 8192:  # one of them has holes
+        area[at : at + 8] = at.to_bytes(8, "little")
+print(first, flush=True)
+for line in sys.stdin:
+    exec(line)
+    print(hashlib.blake2b(area).hexdigest(), flush=True)
+"""
+
+
+class Program:
+    """A process with `COUNT` huge pages' worth of small pages from `first` on."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.pid, self._process = process.pid, process
+        self.first = int(self._said())
+
+    def do(self, line: str) -> str:
+        """Have it execute a line; return the hash of its memory after that."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._said()
+
+    def huge(self) -> int:
+        """Return how many huge pages it has."""
+        (line,) = re.findall(r"AnonHugePages: +(\d+) kB", Path(f"/proc/{self.pid}/smaps_rollup").read_text())
+        return (int(line) << 10) // HUGE
+
+    def _said(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+
+@contextlib.contextmanager
+def program(*arguments: str) -> Iterator[Program]:
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", _PROGRAM, *arguments], text=True, **piped) as process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
+
+
+def test_what_memory_holds_stays_the_same_in_huge_pages() -> None:
+    with program() as one:
+        before = one.do("pass")
+        assert one.huge() == 0
+        assert HugePages().gather([one.pid], 60) == (COUNT - 1) * HUGE
+        # Not the one that has holes: that would take memory which the program does not use.
+        assert one.huge() == COUNT - 1
+        assert one.do("pass") == before
+
+
+def test_a_huge_page_that_was_written_to_beside_a_fork_is_not_asked_for_again() -> None:
+    pages = HugePages()
+    with program() as one:
+        pages.gather([one.pid], 60)
+        one.do("import os; child = os.fork() or __import__('signal').pause()")
+        one.do("area[offset : offset + 1] = b'!'")
+        one.do("os.kill(child, 9); os.waitpid(child, 0)")
+        assert one.huge() == COUNT - 2
+        one.do(f"more = mmap.mmap(-1, {COUNT} * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)")
+        one.do(f"for at in range(0, {COUNT} * HUGE, 4096): more[at] = 1")
+        new = pages.gather([one.pid], 60) // HUGE
+        assert new in (COUNT, COUNT - 1)
+        assert one.huge() == COUNT - 2 + new
+
+
+def test_time_is_limited_and_the_next_call_goes_on() -> None:
+    pages = HugePages()
+    with program() as one:
+        assert pages.gather([one.pid], -1) == 0
+        gathered = []
+        while COUNT - 1 - one.huge() >= NOT_WORTH_IT:
+            gathered.append(pages.gather([one.pid], 0.001) // HUGE)
+        assert len(gathered) > 1
+        assert sum(gathered) == one.huge()
+        assert pages.gather([one.pid], 60) == 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("unwilling",)])
+def test_a_program_that_wants_none_has_none(arguments: tuple[str, ...]) -> None:
+    with program(*arguments) as one:
+        before = one.do("pass")
+        assert (HugePages().gather([one.pid], 60) > 0) == (not arguments)
+        assert one.do("pass") == before
+
+
+def test_a_process_that_has_ended_is_passed_over() -> None:
+    with program() as one:
+        with program() as other:
+            pass
+        assert HugePages().gather([other.pid, one.pid], 60) == (COUNT - 1) * HUGE
