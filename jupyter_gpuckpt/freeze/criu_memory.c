@@ -51,6 +51,7 @@
 #include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
@@ -130,8 +131,8 @@ static int all_is_saved(void)
 	return access(path, F_OK) == 0;
 }
 
-/* Whose pagemap a descriptor is of; 0: it is something else. */
-static pid_t owner_of(int fd)
+/* The pid in the path of a pagemap that a descriptor is of; 0: it is something else. */
+static pid_t named_in(int fd)
 {
 	char link[64], path[PATH_MAX];
 	pid_t pid;
@@ -145,6 +146,21 @@ static pid_t owner_of(int fd)
 		if (sscanf(slash, "/%d/pagemap%n", &pid, &end) == 1 && end > 0 && slash[end] == '\0')
 			return pid;
 	return 0;
+}
+
+/* Whose pagemap a descriptor is of; 0: it is something else. criu asks of each mapping, by the same one. */
+static pid_t owner_of(int fd)
+{
+	static struct stat last;
+	static pid_t last_owner;
+	struct stat about;
+	if (fstat(fd, &about) != 0)
+		return 0;
+	if (about.st_dev != last.st_dev || about.st_ino != last.st_ino) {
+		last_owner = named_in(fd);
+		last = about;
+	}
+	return last_owner;
 }
 
 static int add(struct regions *regions, uint64_t start, uint64_t end, uint64_t categories)

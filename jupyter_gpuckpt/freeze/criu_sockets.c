@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "criu_connections.h"
+#include "criu_raw_sockets.h"
 
 #define PUBLIC __attribute__((visibility("default")))
 #define FOLDER "/dev/shm/gpuckpt-criu"
@@ -172,7 +173,11 @@ PUBLIC int connect(int fd, const struct sockaddr *address, socklen_t length)
 PUBLIC ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	struct sockaddr_un own;
+	struct question instead;
+	struct iovec question = {&instead, sizeof instead};
 	struct msghdr private = *message;
+	if (ask_for_none(message, &instead))
+		private.msg_iov = &question;
 	private.msg_name = (void *)private_address(message->msg_name, &private.msg_namelen, &own);
 	if (private.msg_name == NULL && message->msg_name != NULL)
 		return -1;
