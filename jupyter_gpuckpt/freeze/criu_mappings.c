@@ -24,12 +24,23 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static struct text {
+enum { LARGE = 2 << 20, ROOM = 256 };
+
+struct text {
 	char *bytes; /* NULL: it could not be read */
 	size_t size;
-} read_before;
-static pid_t owner; /* whose it is */
-static enum { UNUSED, GIVEN, GIVEN_AND_ORDINARY } use;
+};
+
+/* What is known of the list that was read before. All that can be is found out then: the process does not wait for it. */
+static struct {
+	pid_t owner; /* whose it is */
+	struct text all;
+	struct text mappings; /* the lines of maps in it */
+	struct areas anonymous;
+	int lacks, may_lack; /* a twin does not have all of this memory, or may not */
+	int file; /* with the list, for criu; -1: there is none */
+} before = {.file = -1};
+static int is_given;
 
 static struct text read_all(pid_t pid, const char *name)
 {
@@ -64,36 +75,66 @@ static const char *end_of_line(const char *line, const char *end)
 	return found == NULL ? end : found + 1;
 }
 
-/* Tell whether some mapping has a flag, two letters. */
-static int has_flag(const char *flag)
+/* Tell whether a line is of a mapping, and not something about the mapping before. */
+static int is_mapping(const char *line) { return *line < 'A' || *line > 'Z'; }
+
+/* Add an area, where it is large, no file is mapped to it, and it is nothing special. */
+static void add_anonymous(struct areas *areas, const char *from, size_t size)
 {
-	static const char begin[] = "VmFlags:";
-	const char *end = read_before.bytes + read_before.size, *next;
-	for (const char *line = read_before.bytes; line < end; line = next) {
-		next = end_of_line(line, end);
-		if (strncmp(line, begin, sizeof begin - 1) == 0)
-			for (const char *at = line + sizeof begin; at + 2 < next; at += 3)
-				if (memcmp(at, flag, 2) == 0)
-					return 1;
+	char line[512], may[5];
+	uint64_t start, end;
+	unsigned long inode;
+	int name = 0;
+	snprintf(line, sizeof line, "%.*s", (int)size, from);
+	if (sscanf(line, "%lx-%lx %4s %*x %*x:%*x %lu %n", &start, &end, may, &inode, &name) != 4 || name == 0 ||
+	    end - start < LARGE || may[3] != 'p' || inode != 0 ||
+	    (line[name] != '\0' && strncmp(line + name, "[heap]", 6) != 0))
+		return;
+	if (areas->count % ROOM == 0) {
+		struct area *grown = realloc(areas->all, (areas->count + ROOM) * sizeof *grown);
+		if (grown == NULL)
+			return; /* it is looked at like all else */
+		areas->all = grown;
 	}
-	return 0;
+	areas->all[areas->count++] = (struct area){start, end};
 }
 
-/* Tell whether the mappings are now as they were. Their own lines are the same in both lists. */
-static int is_the_same(const struct text *maps)
+static struct areas anonymous_in(const struct text *maps)
 {
-	const char *end = read_before.bytes + read_before.size, *next, *now = maps->bytes;
-	size_t left = maps->size;
-	for (const char *line = read_before.bytes; line < end; line = next) {
+	struct areas found = {0};
+	const char *end = maps->bytes + maps->size, *next;
+	for (const char *line = maps->bytes; line < end; line = next) {
 		next = end_of_line(line, end);
-		if (*line >= 'A' && *line <= 'Z') /* something about the mapping before */
-			continue;
-		size_t size = next - line;
-		if (size > left || memcmp(line, now, size) != 0)
-			return 0;
-		now += size, left -= size;
+		add_anonymous(&found, line, next - line);
 	}
-	return left == 0;
+	return found;
+}
+
+static void put_aside(void)
+{
+	static const char flags[] = "VmFlags:";
+	const char *end = before.all.bytes + before.all.size, *next;
+	before.mappings.bytes = malloc(before.all.size);
+	for (const char *line = before.all.bytes; line < end && before.mappings.bytes != NULL; line = next) {
+		next = end_of_line(line, end);
+		if (is_mapping(line)) {
+			memcpy(before.mappings.bytes + before.mappings.size, line, next - line);
+			before.mappings.size += next - line;
+		} else if (strncmp(line, flags, sizeof flags - 1) == 0) {
+			for (const char *at = line + sizeof flags; at + 2 < next; at += 3) {
+				before.lacks |= memcmp(at, "dc", 2) == 0;    /* MADV_DONTFORK */
+				before.may_lack |= memcmp(at, "wf", 2) == 0; /* MADV_WIPEONFORK */
+			}
+		}
+	}
+	if (before.mappings.bytes == NULL || (before.file = memfd_create("mappings", MFD_CLOEXEC)) < 0)
+		return;
+	before.anonymous = anonymous_in(&before.mappings);
+	if (write(before.file, before.all.bytes, before.all.size) != (ssize_t)before.all.size ||
+	    lseek(before.file, 0, SEEK_SET) != 0) {
+		close(before.file);
+		before.file = -1;
+	}
 }
 
 static int has_locked(pid_t pid)
@@ -107,9 +148,9 @@ static int has_locked(pid_t pid)
 void read_mappings(void)
 {
 	const char *first = getenv("GPUCKPT_DUMP_MAPPINGS_AHEAD") != NULL ? getenv("GPUCKPT_DUMP_TWINS") : NULL;
-	owner = first == NULL ? 0 : atoi(first);
-	if (owner > 0 && read_before.bytes == NULL)
-		read_before = read_all(owner, "smaps");
+	before.owner = first == NULL ? 0 : atoi(first);
+	if (before.owner > 0 && before.all.bytes == NULL && (before.all = read_all(before.owner, "smaps")).bytes != NULL)
+		put_aside();
 }
 
 /* Whose folder of /proc a descriptor is of. */
@@ -124,27 +165,33 @@ static int is_folder_of(int fd, pid_t pid)
 
 int mappings_in(int folder)
 {
-	struct text maps;
-	int fd = -1;
-	if (read_before.bytes == NULL || !is_folder_of(folder, owner))
+	int fd = before.file;
+	if (fd < 0 || !is_folder_of(folder, before.owner))
 		return -1;
-	maps = read_all(owner, "maps");
-	if (maps.bytes != NULL && is_the_same(&maps) && !has_flag("dc") && !has_locked(owner) &&
-	    (fd = memfd_create("mappings", MFD_CLOEXEC)) >= 0) {
-		if (write(fd, read_before.bytes, read_before.size) == (ssize_t)read_before.size && lseek(fd, 0, SEEK_SET) == 0) {
-			use = has_flag("wf") ? GIVEN : GIVEN_AND_ORDINARY;
-		} else {
-			close(fd);
-			fd = -1;
-		}
-	}
-	free(maps.bytes);
-	return fd;
+	struct text now = read_all(before.owner, "maps");
+	is_given = now.bytes != NULL && now.size == before.mappings.size && !before.lacks &&
+		   memcmp(now.bytes, before.mappings.bytes, now.size) == 0 && !has_locked(before.owner);
+	free(now.bytes);
+	before.file = -1;
+	if (is_given)
+		return fd;
+	close(fd);
+	return -1;
 }
 
-int is_all_in_twin(pid_t pid) { return pid == owner && use == GIVEN_AND_ORDINARY; }
+int were_given(pid_t pid) { return pid == before.owner && is_given; }
 
-int were_given(pid_t pid) { return pid == owner && use != UNUSED; }
+int is_all_in_twin(pid_t pid) { return were_given(pid) && !before.may_lack; }
+
+struct areas anonymous_areas(pid_t pid)
+{
+	if (were_given(pid))
+		return before.anonymous;
+	struct text maps = read_all(pid, "maps");
+	struct areas found = anonymous_in(&maps);
+	free(maps.bytes);
+	return found;
+}
 
 static int put(int into, const struct text *text)
 {
@@ -153,11 +200,11 @@ static int put(int into, const struct text *text)
 	return result;
 }
 
-int note_given(int into) { return put(into, &read_before); }
+int note_given(int into) { return put(into, &before.all); }
 
 int note_paused(int into)
 {
-	struct text now = read_all(owner, "smaps");
+	struct text now = read_all(before.owner, "smaps");
 	int result = put(into, &now);
 	free(now.bytes);
 	return result;

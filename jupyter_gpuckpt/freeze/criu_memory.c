@@ -69,7 +69,7 @@ struct scan {
 };
 #define SCAN _IOWR('f', 16, struct scan)
 enum { OF_FILE = 1 << 2, IS_PRESENT = 1 << 3, IS_SWAPPED = 1 << 4, IS_GUARD = 1 << 8 };
-enum { ROOM = 1024, PAGE = 4096, BLOCK = 1 << 20, LARGE = 2 << 20 };
+enum { ROOM = 1024, PAGE = 4096, BLOCK = 1 << 20 };
 
 enum { NOWHERE = 16 /* a stack: whoever uses it ends */ };
 
@@ -82,7 +82,7 @@ static struct process {
 	pid_t pid;
 	int file;              /* where its regions are written down; -1: criu copies its memory itself */
 	struct scan question;  /* as criu asked it */
-	struct regions anonymous; /* its large areas that no file is mapped to */
+	struct areas anonymous; /* its large areas that no file is mapped to */
 	struct regions wanted; /* what criu would have copied; the categories say later what the twin does not have */
 	int is_short;          /* no memory to write all of that down */
 	int is_subreaper; /* by its own wish, and not while twins are made */
@@ -175,27 +175,6 @@ static int add(struct regions *regions, uint64_t start, uint64_t end, uint64_t c
 	return 0;
 }
 
-/* Find the large areas of a process that no file is mapped to; what is not found is looked at like all else. */
-static struct regions anonymous_of(pid_t pid)
-{
-	struct regions found = {0};
-	char path[64], line[512], may[5];
-	snprintf(path, sizeof path, "/proc/%d/maps", pid);
-	FILE *maps = fopen(path, "re");
-	while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
-		uint64_t start, end;
-		unsigned long inode;
-		int name = 0;
-		if (sscanf(line, "%lx-%lx %4s %*x %*x:%*x %lu %n", &start, &end, may, &inode, &name) == 4 && name > 0 &&
-		    end - start >= LARGE && may[3] == 'p' && inode == 0 &&
-		    (strchr("\n", line[name]) != NULL || strncmp(line + name, "[heap]", 6) == 0))
-			add(&found, start, end, 0);
-	}
-	if (maps != NULL)
-		fclose(maps);
-	return found;
-}
-
 /* Add all that the system answers to a question. -1: it does not, or there is no memory (ENOMEM). */
 static int look_at(struct regions *regions, int pagemap, struct scan scan)
 {
@@ -216,13 +195,13 @@ static int look_at(struct regions *regions, int pagemap, struct scan scan)
 }
 
 /* The same, where these areas are anonymous: what is there is of no file. To see that of each page takes the system 40 ns. */
-static int look(struct regions *regions, int pagemap, const struct scan *scan, const struct regions *anonymous)
+static int look(struct regions *regions, int pagemap, const struct scan *scan, const struct areas *anonymous)
 {
 	struct scan part = *scan, plain = *scan;
 	plain.all_of &= ~(uint64_t)OF_FILE;
 	plain.inverted &= ~(uint64_t)OF_FILE;
 	for (size_t i = 0; i < anonymous->count && part.start < scan->end; i++) {
-		const struct region *area = &anonymous->all[i];
+		const struct area *area = &anonymous->all[i];
 		if (area->end <= part.start || area->start >= scan->end)
 			continue;
 		plain.start = area->start > part.start ? area->start : part.start;
@@ -261,7 +240,7 @@ PUBLIC int ioctl(int fd, unsigned long request, ...)
 		struct process *process = pid != 0 && pid != dumper ? known(pid) : NULL;
 		if (process != NULL && process->file < 0 && process->wanted.count == 0) {
 			process->file = file_of(pid, "regions");
-			process->anonymous = anonymous_of(pid);
+			process->anonymous = anonymous_areas(pid);
 		}
 		if (process != NULL && process->file >= 0)
 			return note(process, fd, scan);
