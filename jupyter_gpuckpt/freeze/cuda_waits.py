@@ -14,7 +14,6 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from ..linux import proc
 from .driver_threads import is_drivers
@@ -90,9 +89,10 @@ def _waiting(pid: int, code: Sequence[_Code]) -> list[tuple[Place, bool]]:
     except OSError:
         return found
     try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
+        for name in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            task = f"/proc/{pid}/task/{name}"
             with contextlib.suppress(OSError, ValueError, IndexError):
-                words = proc.read(task / "syscall").split()
+                words = proc.read(f"{task}/syscall").split()
                 stack, at = int(words[-2], 16), int(words[-1], 16)  # ValueError or IndexError where it runs
                 near = os.pread(memory, _NEAR, stack)
                 words_near = struct.unpack(f"={len(near) // 8}Q", near[: len(near) // 8 * 8])
@@ -101,8 +101,8 @@ def _waiting(pid: int, code: Sequence[_Code]) -> list[tuple[Place, bool]]:
                 if (innermost := next(fronts, None)) is None:
                     continue
                 # These always wait there: the driver's own, and our library's.
-                if not (is_drivers(task) or proc.read(task / "comm").startswith(THREAD)):
-                    found.append(((pid, int(task.name), stack, at), innermost))
+                if not (is_drivers(task) or proc.read(f"{task}/comm").startswith(THREAD)):
+                    found.append(((pid, int(name), stack, at), innermost))
     except OSError:  # it has ended
         pass
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ..linux import proc
 
 __all__ = ["is_drivers"]
@@ -12,6 +10,6 @@ _NAMED = "cuda"
 """How the driver names its threads: ``cuda-EvtHandlr``, ``cuda00010c00044`` and the like (driver 580.159)."""
 
 
-def is_drivers(task: Path) -> bool:
+def is_drivers(task: str) -> bool:
     """Tell whether a thread, by its folder in /proc, is one of the driver's. Raises `OSError` where it has ended."""
-    return proc.read(task / "comm").startswith(_NAMED)
+    return proc.read(f"{task}/comm").startswith(_NAMED)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import DriverError, GpuckptError
-from ..linux.processes import inner_pid, outer_thread
+from ..linux.processes import inner_pid, threads_by_inner
 from . import ptrace
 from .cuda_waits import CudaWaits
 from .gpu_processes import ended
@@ -188,6 +188,7 @@ class Parking:
         self.runs_since: float | None = None
         self._listens: bool | None = None
         self._waits: CudaWaits | None = None
+        self._threads: Mapping[int, int] = {}
         self._file = outside / parked.file
         self._is_whole = file == "awaited" or (file == "kept" and self._file.exists())
         self._make_whole = make_whole
@@ -305,7 +306,8 @@ class Parking:
         """
         if self._channel.call(pid) is None:
             return None
-        self._waits = CudaWaits([pid])  # not in the pause: it reads all of its mappings
+        # Not in the pause: all mappings and threads are looked at.
+        self._waits, self._threads = CudaWaits([pid]), threads_by_inner(pid)
         seen = self._show(self._channel, [size for _, size in self.parked.places], b"see %d" % pid)
         if seen[:1] != [b"seen"]:
             log.warning("the GPU memory of process %d was not seen: %s", pid, self._holder.last_words())
@@ -686,7 +688,7 @@ class Parking:
 
     def _begin_to_hold(self, pid: int, inner: int, how: str) -> None:
         """Have the threads held but for one; `_is_held` waits for that, and lets them go where they cannot be held."""
-        thread = outer_thread(pid, inner)
+        thread = self._threads.get(inner) or threads_by_inner(pid).get(inner)
         if thread is not None:
             self._still = self._spare.pop() if self._spare else _thread_stopper()
             self._still.tell(f"{how} {pid} {thread} {_STILL_TIMEOUT}".encode())

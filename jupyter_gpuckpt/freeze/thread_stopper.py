@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Container
-from pathlib import Path
 
 from .driver_threads import is_drivers
 from .ptrace import Halt
@@ -78,7 +77,7 @@ def _threads(pid: int, known: Container[int], left_alone: set[int]) -> set[int]:
     for name in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
         tid = int(name)
         try:
-            if tid not in known and tid not in left_alone and is_drivers(Path(f"/proc/{pid}/task/{tid}")):
+            if tid not in known and tid not in left_alone and is_drivers(f"/proc/{pid}/task/{tid}"):
                 left_alone.add(tid)
         except (FileNotFoundError, ProcessLookupError):
             continue

@@ -61,7 +61,7 @@ class _Diversion:
         if call.number != _MMAP or call.arguments[2] != _READ_WRITE or call.arguments[3] & _FOR_VRAM != _FOR_VRAM:
             return False
         try:
-            return is_drivers(Path(f"/proc/{self._pid}/task/{call.tid}"))
+            return is_drivers(f"/proc/{self._pid}/task/{call.tid}")
         except OSError:
             return False
 

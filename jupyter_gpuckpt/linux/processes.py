@@ -201,13 +201,13 @@ def namespace_pids(pid: int) -> list[int]:
     return [pid]
 
 
-def outer_thread(pid: int, inner: int) -> int | None:
-    """Return the id here of a process's thread that has the id `inner` in its own namespace."""
+def threads_by_inner(pid: int) -> dict[int, int]:
+    """Return the ids here of a process's threads, by those that they have in its own namespace."""
+    found = {}
     for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
         with contextlib.suppress(OSError):
-            if inner_pid(int(thread)) == inner:
-                return int(thread)
-    return None
+            found[inner_pid(int(thread))] = int(thread)
+    return found
 
 
 def inner_pids(pids: Iterable[int]) -> list[int]:
