@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import time
@@ -56,7 +57,7 @@ class HugePages:
         """Put what these processes have in small pages into huge ones, for so many seconds; return how many bytes.
 
         Only where all of a huge page is there already. Processes that end meanwhile are passed over, and so is all
-        where the administrator has switched huge pages off.
+        where the administrator has switched huge pages off, or this process may not ask (CAP_SYS_NICE).
         """
         if _NEVER in _SETTING.read_text() if _SETTING.exists() else True:
             return 0
@@ -135,7 +136,14 @@ def _runs(numbers: Iterable[int]) -> Iterator[Area]:
 
 
 def _collapse(process: int, begin: int, end: int) -> int:
-    """Have the system put an area together; return how many bytes of it are, as far as it says."""
+    """Have the system put an area together; return how many bytes of it are, as far as it says.
+
+    Raises
+    ------
+    PermissionError : this process may not ask for that.
+    """
     vector = (ctypes.c_size_t * 2)(begin, end - begin)
     done: int = _libc.syscall(_SYS_PROCESS_MADVISE, process, vector, ctypes.c_size_t(1), _MADV_COLLAPSE, 0)
+    if done < 0 and (number := ctypes.get_errno()) == errno.EPERM:
+        raise PermissionError(number, os.strerror(number))
     return max(0, done)

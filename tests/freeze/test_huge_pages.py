@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.freeze.huge_pages import HUGE, HugePages
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="asking for another process's memory takes root")
 
 COUNT = 80
 """Huge pages of the program's memory."""
@@ -120,3 +123,17 @@ def test_a_process_that_has_ended_is_passed_over() -> None:
         with program() as other:
             pass
         assert HugePages().gather([other.pid, one.pid], 60) == (COUNT - 1) * HUGE
+
+
+def test_who_may_not_ask_is_told_at_once_that_nothing_was_done() -> None:
+    asking = "import sys; from jupyter_gpuckpt.freeze.huge_pages import HugePages as H; pages = H()\n"
+    asking += "print(pages.gather([int(sys.argv[1])], 60), sum(map(len, pages._asked.values())))"
+    without = ["setpriv", "--bounding-set", "-sys_nice", "--inh-caps", "-sys_nice"]
+    with program() as one:
+        before = one.do("pass")
+        done = subprocess.run(
+            [*without, sys.executable, "-c", asking, str(one.pid)], capture_output=True, text=True, check=True
+        )
+        gathered, asked = done.stdout.split()
+        assert (gathered, one.huge(), one.do("pass")) == ("0", 0, before)
+        assert int(asked) <= 4  # and it was not tried again and again

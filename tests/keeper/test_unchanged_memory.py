@@ -27,7 +27,8 @@ _BEGIN = """
 import ctypes, hashlib, mmap, multiprocessing, numpy as np, os, random
 libc = ctypes.CDLL(None)
 PAGE, random_state = 4096, random.Random({seed})
-areas = [mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for size in (1 << 23, 1 << 16, 3 << 20)]
+sizes = (1 << 23, 1 << 16, 3 << 20, 70 << 20)  # the last is put into huge pages by the keeper
+areas = [mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for size in sizes]
 for area in areas:
     area[:] = os.urandom(len(area))
 areas[2].madvise(mmap.MADV_HUGEPAGE)
@@ -138,6 +139,7 @@ def test_every_save_has_all_that_the_program_had_then(start: StartKernel, monkey
     found = unchanged(notebook)
     assert len(found) == count
     assert sum(same * 5 > size for same, size in found) >= count - 3  # there is nothing to compare with at first
+    assert "were put into huge pages" in (notebook.folder / "keeper.log").read_text()
     for n in random.Random(seed).sample(range(count), count):
         notebook.run(f"%gpuckpt restore s{n} --discard")
         assert notebook.value("len(seen), digest() == seen[-1]") == f"{n + 1} True"
