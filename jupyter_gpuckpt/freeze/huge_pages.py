@@ -59,7 +59,7 @@ class HugePages:
         Only where all of a huge page is there already. Processes that end meanwhile are passed over, and so is all
         where the administrator has switched huge pages off, or this process may not ask (CAP_SYS_NICE).
         """
-        if _NEVER in _SETTING.read_text() if _SETTING.exists() else True:
+        if not _are_allowed():
             return 0
         until = time.monotonic() + seconds
         known = {(pid, processes.start_time(pid)): pid for pid in pids}
@@ -69,6 +69,11 @@ class HugePages:
             with contextlib.suppress(OSError):
                 gathered += _gather(pid, self._asked[process], until)
         return gathered
+
+
+def _are_allowed() -> bool:
+    """Tell whether this system has huge pages, and the administrator has not switched them off."""
+    return _SETTING.exists() and _NEVER not in _SETTING.read_text()
 
 
 def _gather(pid: int, asked: set[int], until: float) -> int:
