@@ -32,6 +32,11 @@ class Cgroup:
         version_1 = self.folder / "memory.limit_in_bytes"
         return version_1 if version_1.exists() else self.folder / "memory.max"
 
+    def used(self) -> int:
+        """Return how many bytes its processes have."""
+        version_1 = self.folder / "memory.usage_in_bytes"
+        return int((version_1 if version_1.exists() else self.folder / "memory.current").read_text())
+
     def join(self, pid: int | None = None) -> None:
         """Take this process, or another, and what it will start, into it."""
         (self.folder / "cgroup.procs").write_text(str(pid or os.getpid()))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cgroups import memory_cgroup
+from cgroups import Cgroup, memory_cgroup
 
 from jupyter_gpuckpt.freeze.huge_pages import HUGE, HugePages
 
@@ -140,16 +140,31 @@ def test_who_may_not_ask_is_told_at_once_that_nothing_was_done() -> None:
         assert int(asked) <= 4  # and it was not tried again and again
 
 
-def test_where_there_is_no_memory_for_a_huge_page_none_is_made_and_nobody_is_killed() -> None:
+@contextlib.contextmanager
+def in_cgroup() -> Iterator[tuple[Program, Cgroup]]:
+    """A program in a cgroup, with as much memory again that counts there: `more`."""
     with memory_cgroup(64 << 30) as group, program() as one:
-        before = one.do("pass")
         group.join(one.pid)
-        # What it had counts where it was allocated; this is new, and allocated here.
         one.do(f"more = mmap.mmap(-1, {COUNT} * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)")
         one.do(f"for at in range(0, {COUNT} * HUGE, 4096): more[at] = 1")
-        used = int((group.folder / group.limit.name.replace("limit", "usage").replace("max", "current")).read_text())
-        group.limit.write_text(str(used + HUGE // 2))
+        yield one, group
+
+
+def test_where_there_is_no_memory_for_a_huge_page_none_is_made_and_nobody_is_killed() -> None:
+    with in_cgroup() as (one, group):
+        before = one.do("pass")
+        group.limit.write_text(str(group.used() + HUGE // 2))
         HugePages().gather([one.pid], 5)
         assert group.killed() == 0
         assert one.do("pass") == before
-        assert one.do("more = None") == before
+
+
+def test_what_is_given_back_of_huge_pages_is_there_when_memory_is_short() -> None:
+    """The system divides them then, and not before."""
+    with in_cgroup() as (one, group):
+        HugePages().gather([one.pid], 60)
+        one.do(f"for at in range(0, {COUNT} * HUGE, 8192): more.madvise(mmap.MADV_DONTNEED, at, 4096)")
+        group.limit.write_text(str(group.used() + 4 * HUGE))
+        one.do(f"other = mmap.mmap(-1, {COUNT // 3} * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)")
+        assert one.do(f"for at in range(0, {COUNT // 3} * HUGE, 4096): other[at] = 1")
+        assert group.killed() == 0
