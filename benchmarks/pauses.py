@@ -1,8 +1,9 @@
-"""How long a GPU kernel stands still when it is saved after each cell: ``python -m benchmarks.pauses [NAME ...]``.
+"""How long a kernel stands still when it is saved after each cell: ``python -m benchmarks.pauses [NAME ...]``.
 
-The cells do nothing on the GPU. For each automatic save: for how long the kernel was paused, and for how long it could
-not use its GPU, as the snapshot says; until when it was on the disk; and what a thread of the kernel's says that wakes
-every millisecond: its longest gaps. At the end the last cell is undone, and the GPU memory is compared.
+The cells do nothing on the GPU; ``host`` needs none. For each automatic save: for how long the kernel was paused, and
+for how long it could not use its GPU, as the snapshot says; until when it was on the disk; and what a thread of the
+kernel's says that wakes every millisecond: its longest gaps. At the end the last cell is undone, and the memory is
+compared.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ gpus = [f"cuda:{n}" for n in range(torch.cuda.device_count())]
 blocks = [torch.randint(0, 2**62, (20 << 17,), device=gpu) for gpu in gpus for _ in range(400)]
 copies = [blocks[0].to(gpu) for gpu in gpus]
 """
+_ON_HOST = """import numpy as np
+blocks = [np.random.default_rng(n).integers(0, 2**31, 125_000) for n in range(2000)]
+"""
 PROGRAMS = {
     "small": _STATE.format(blocks=_ONE.format(size=1, count=8)),
     "one_gib": _STATE.format(blocks=_ONE.format(size=1024, count=1)),
     "training": _TRAINED,
     "blocks": _STATE.format(blocks=_ONE.format(size=20, count=1200)),
     "all_gpus": _ON_ALL,
+    "host": _ON_HOST,
 }
 _CLOCK = """
 import threading, time
@@ -54,7 +59,7 @@ def clock():
         if now - last > 0.005: gaps.append(now - last)
         last = now
 threading.Thread(target=clock, daemon=True).start()
-def digest(): return [float(b.detach().double().sum()) for b in blocks]
+def digest(): return [float((b.detach().double() if hasattr(b, 'detach') else b).sum()) for b in blocks]
 seen = digest()
 """
 

@@ -1,4 +1,4 @@
-"""Memory in huge pages, so that a process is forked in less time: each save forks it while it is paused (`twin.py`).
+"""Memory in huge pages, so that a process is forked in less time: a save forks it while it is paused (`twin.py`).
 
 A fork copies the entries of the page tables: 1 GiB in pages of 4 KiB takes 20 to 25 ms, in pages of 2 MiB half a
 millisecond. The system puts memory together by itself, but slowly, or only where a program asks for it. It is asked
@@ -16,8 +16,7 @@ import ctypes
 import errno
 import fcntl
 import os
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..linux import proc, processes
@@ -53,21 +52,20 @@ class HugePages:
     def __init__(self) -> None:
         self._asked: dict[tuple[int, int | None], set[int]] = {}
 
-    def gather(self, pids: Sequence[int], seconds: float) -> int:
-        """Put what these processes have in small pages into huge ones, for so many seconds; return how many bytes.
+    def gather(self, pids: Sequence[int], goes_on: Callable[[], bool]) -> int:
+        """Put what these processes have in small pages into huge ones, while it `goes_on`; return how many bytes.
 
         Only where all of a huge page is there already. Processes that end meanwhile are passed over, and so is all
         where the administrator has switched huge pages off, or this process may not ask (CAP_SYS_NICE).
         """
         if not _are_allowed():
             return 0
-        until = time.monotonic() + seconds
         known = {(pid, processes.start_time(pid)): pid for pid in pids}
         self._asked = {process: self._asked.get(process, set()) for process in known}
         gathered = 0
         for process, pid in known.items():
             with contextlib.suppress(OSError):
-                gathered += _gather(pid, self._asked[process], until)
+                gathered += _gather(pid, self._asked[process], goes_on)
         return gathered
 
 
@@ -76,7 +74,7 @@ def _are_allowed() -> bool:
     return _SETTING.exists() and _NEVER not in _SETTING.read_text()
 
 
-def _gather(pid: int, asked: set[int], until: float) -> int:
+def _gather(pid: int, asked: set[int], goes_on: Callable[[], bool]) -> int:
     """Do it with one process; `asked` are the huge pages, by their number, that it is not to be done with again."""
     with contextlib.ExitStack() as closing:
         process, pagemap = os.pidfd_open(pid), os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
@@ -87,7 +85,7 @@ def _gather(pid: int, asked: set[int], until: float) -> int:
             return 0
         gathered = 0
         for begin, end in _runs(wanted):
-            if time.monotonic() > until:
+            if not goes_on():
                 break
             asked.update(range(begin // HUGE, end // HUGE))
             gathered += _collapse(process, begin, end)

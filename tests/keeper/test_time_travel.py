@@ -199,6 +199,22 @@ class Walk:
         return self.notebook.look(_STATE)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="asking for another process's memory takes root")
+def test_memory_is_put_into_huge_pages_before_it_is_saved(start: StartKernel) -> None:
+    """Then the kernel is not paused for longer the more it has in memory."""
+    notebook = start()
+    notebook.run("import hashlib, os; blocks = [os.urandom(1 << 20) for _ in range(150)]")
+    notebook.run("def digest(): return hashlib.blake2b(b''.join(blocks)).hexdigest()")
+    huge = "int(open('/proc/self/smaps_rollup').read().partition('AnonHugePages:')[2].split()[0]) >> 10"
+    before = int(notebook.value(huge))
+    run_saved(notebook, _ON)
+    assert int(notebook.value(huge)) > before + 64  # MiB
+    run_saved(notebook, "was = digest()")
+    run_saved(notebook, "blocks = None")
+    notebook.run("%gpuckpt undo")
+    assert notebook.value("digest() == was") == "True"
+
+
 def test_the_first_cell_is_undone_too(start: StartKernel) -> None:
     notebook = start()
     run_saved(notebook, "%gpuckpt auto on")

@@ -36,6 +36,8 @@ log = logging.getLogger("gpuckpt.keeper")
 
 _FOLLOWS = 0.1
 """How soon a cell follows another one that waits already, in seconds: they are saved as one."""
+_GATHERS = 0.5
+"""For how long a kernel's memory is put into huge pages before a save, in seconds."""
 
 
 class AutoSave:
@@ -92,6 +94,7 @@ class AutoSave:
 
     async def _save(self, *, between_cells: bool) -> None:
         keeper = self._keeper
+        await asyncio.to_thread(self._gather, between_cells=between_cells)
         try:
             request = Save(name="", automatic=True, between_cells=between_cells)
             saved = await keeper.ask(request, to_nobody)
@@ -108,6 +111,19 @@ class AutoSave:
             # Notebooks hear of it by way of the kernel: no server was asked.
             with contextlib.suppress(AgentSilent):
                 await keeper.channel.send({"call": "auto_saved", "id": 0, "args": {}})
+
+    def _gather(self, *, between_cells: bool) -> None:
+        """Put memory into huge pages, for which the kernel is paused for less time; a cell that comes ends that."""
+        keeper, until = self._keeper, time.monotonic() + _GATHERS
+        if keeper.space is None or keeper.space.deputy is not None:
+            return  # it is not forked
+
+        def goes_on() -> bool:
+            is_wanted = not between_cells or keeper.channel is None or not keeper.channel.busy
+            return is_wanted and time.monotonic() < until
+
+        if gathered := keeper.huge_pages.gather(keeper.tree(), goes_on):
+            log.info("%d bytes of its memory were put into huge pages", gathered)
 
     def set(self, request: Auto) -> AutoSaving:
         """Set the rule, or only say what it is."""

@@ -59,8 +59,6 @@ log = logging.getLogger("gpuckpt.keeper")
 _AFTER_FAILURE = 5.0  # how long the kernel has to put right what it had prepared for a save that failed, in seconds
 _SAYS = 0.1
 """How long the kernel has to say what it does, while it is off its GPU, in seconds."""
-_GATHERING = 0.5
-"""For how long memory is put into huge pages before the kernel is prepared, in seconds."""
 _LAST_WORDS = 7.0
 """How long the kernel may take to have all that it has said sent, in seconds."""
 _BLOCK = 512
@@ -172,11 +170,6 @@ async def take(
         undoing.push_async_callback(ahead.close)
         if keeper.asleep is None:
             ahead.begin(keeper.namespace().run_dir, keeper.tree())
-        if left == "running" and keeper.namespace().deputy is None:
-            # Cells go on meanwhile; after it, they wait.
-            gathered = await asyncio.to_thread(keeper.huge_pages.gather, keeper.tree(), _GATHERING)
-            if gathered:
-                log.info("%d bytes of its memory were put into huge pages", gathered)
         agent = await progress.or_cancelled(before_save(channel, has_agent, automatic=automatic))
         await ahead.have_asked()
         patience = _AFTER_FAILURE
