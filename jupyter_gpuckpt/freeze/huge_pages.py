@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ HUGE = 2 << 20
 _LEAST = 64 << 20
 """Less memory than this is forked in a millisecond or two."""
 _TOGETHER = 4 * HUGE  # what the system is asked for at once
+_PART = 256 * HUGE  # what is looked at at once: milliseconds
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _NEVER = "[never]"
 
@@ -80,11 +82,17 @@ def _gather(pid: int, asked: set[int], goes_on: Callable[[], bool]) -> int:
         process, pagemap = os.pidfd_open(pid), os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
         closing.callback(os.close, process)
         closing.callback(os.close, pagemap)
-        wanted = [number for area in _areas(pid) for number in _small(pagemap, area) if number not in asked]
-        if len(wanted) * HUGE < _LEAST:
+        wanted = (
+            number
+            for part in itertools.takewhile(lambda _: goes_on(), _parts(pid))
+            for number in _small(pagemap, part)
+            if number not in asked
+        )
+        enough = list(itertools.islice(wanted, _LEAST // HUGE))
+        if len(enough) * HUGE < _LEAST:
             return 0
         gathered = 0
-        for begin, end in _runs(wanted):
+        for begin, end in _runs(itertools.chain(enough, wanted)):
             if not goes_on():
                 break
             asked.update(range(begin // HUGE, end // HUGE))
@@ -92,26 +100,27 @@ def _gather(pid: int, asked: set[int], goes_on: Callable[[], bool]) -> int:
     return gathered
 
 
-def _areas(pid: int) -> Iterator[Area]:
-    """Yield the areas that have a huge page or more, and that no file is mapped to."""
+def _parts(pid: int) -> Iterator[Area]:
+    """Yield the room for huge pages in the areas that no file is mapped to, in parts that are looked at soon."""
     for line in proc.lines(f"/proc/{pid}/maps"):
         where, may, _, _, inode, *name = line.split(maxsplit=5)
         begin, end = (int(address, 16) for address in where.split("-"))
         is_ordinary = not name or name[0] == "[heap]" or name[0].startswith("[anon:")
-        if may.startswith("rw") and may.endswith("p") and inode == "0" and is_ordinary and end - begin >= HUGE:
-            yield begin, end
+        if may.startswith("rw") and may.endswith("p") and inode == "0" and is_ordinary:
+            begin, end = -(-begin // HUGE) * HUGE, end // HUGE * HUGE
+            yield from ((part, min(part + _PART, end)) for part in range(begin, end, _PART))
 
 
-def _small(pagemap: int, area: Area) -> Iterator[int]:
-    """Yield the numbers of the huge pages of which an area has all, in small ones."""
-    for begin, end in joined(_scanned(pagemap, area)):
+def _small(pagemap: int, part: Area) -> Iterator[int]:
+    """Yield the numbers of the huge pages of which a part has all, in small ones."""
+    for begin, end in joined(_scanned(pagemap, part)):
         yield from range(-(-begin // HUGE), end // HUGE)
 
 
-def _scanned(pagemap: int, area: Area) -> Iterator[Area]:
+def _scanned(pagemap: int, part: Area) -> Iterator[Area]:
     """Yield the runs of pages that are present, in small pages, and not the one of zeros that takes no memory."""
     found = (ctypes.c_uint64 * (3 * _ROOM))()
-    begin, end = area
+    begin, end = part
     while begin < end:
         asked = (ctypes.c_uint64 * 12)(
             *(96, 0, begin, end, 0, ctypes.addressof(found), _ROOM, 0),

@@ -206,13 +206,14 @@ def test_memory_is_put_into_huge_pages_before_it_is_saved(start: StartKernel) ->
     notebook.run("import hashlib, os; blocks = [os.urandom(1 << 20) for _ in range(150)]")
     notebook.run("def digest(): return hashlib.blake2b(b''.join(blocks)).hexdigest()")
     huge = "int(open('/proc/self/smaps_rollup').read().partition('AnonHugePages:')[2].split()[0]) >> 10"
-    gathered = [int(notebook.value(huge))]  # MiB
-    run_saved(notebook, _ON)
-    # Half a second before each save may be enough for a part only, on a busy machine.
-    while gathered[-1] <= gathered[0] + 64:
-        gathered.append(int(notebook.value(huge)))
-        assert gathered[-1] > gathered[-2], gathered
+    before = int(notebook.value(huge))  # MiB
+    notebook.run("%gpuckpt auto on")
+
+    def is_in_huge_pages() -> bool:
         run_saved(notebook, "x = 1")
+        return int(notebook.value(huge)) > before + 64
+
+    wait_until(is_in_huge_pages)  # on a busy machine, half a second before a save is enough for a part only
     run_saved(notebook, "was = digest()")
     run_saved(notebook, "blocks = None")
     notebook.run("%gpuckpt undo")
