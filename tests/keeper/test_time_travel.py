@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shutil
 import uuid
@@ -199,25 +200,49 @@ class Walk:
         return self.notebook.look(_STATE)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="asking for another process's memory takes root")
+by_root = pytest.mark.skipif(os.geteuid() != 0, reason="asking for another process's memory takes root")
+
+
+def huge(process: str = "self") -> int:
+    """Return how much of its memory a process has in huge pages, in MiB."""
+    return int(Path(f"/proc/{process}/smaps_rollup").read_text().partition("AnonHugePages:")[2].split()[0]) >> 10
+
+
+_HUGE = f"from pathlib import Path\n{inspect.getsource(huge)}"
+
+
+@by_root
 def test_memory_is_put_into_huge_pages_before_it_is_saved(start: StartKernel) -> None:
     """Then the kernel is not paused for longer the more it has in memory."""
     notebook = start()
     notebook.run("import hashlib, os; blocks = [os.urandom(1 << 20) for _ in range(150)]")
     notebook.run("def digest(): return hashlib.blake2b(b''.join(blocks)).hexdigest()")
-    huge = "int(open('/proc/self/smaps_rollup').read().partition('AnonHugePages:')[2].split()[0]) >> 10"
-    before = int(notebook.value(huge))  # MiB
+    notebook.run(_HUGE)
+    before = int(notebook.value("huge()"))
     notebook.run("%gpuckpt auto on")
 
     def is_in_huge_pages() -> bool:
         run_saved(notebook, "x = 1")
-        return int(notebook.value(huge)) > before + 64
+        return int(notebook.value("huge()")) > before + 64
 
     wait_until(is_in_huge_pages)  # on a busy machine, half a second before a save is enough for a part only
     run_saved(notebook, "was = digest()")
     run_saved(notebook, "blocks = None")
     notebook.run("%gpuckpt undo")
     assert notebook.value("digest() == was") == "True"
+
+
+@by_root
+def test_a_cell_that_comes_meanwhile_runs_beside_none_of_that(start: StartKernel) -> None:
+    notebook = start()
+    notebook.run(f"{_HUGE}\nimport time\nblocks = [b'x' * (1 << 20) for _ in range(600)]")
+    before = int(notebook.value("huge()"))
+    with notebook.keeper as keeper:
+        kernel = str(keeper.request("status")["pid"])
+    notebook.run("%gpuckpt auto on")
+    wait_until(lambda: huge(kernel) > before)
+    notebook.run("began = huge(); time.sleep(1); ended = huge()")
+    assert int(notebook.value("ended - began")) < 64
 
 
 def test_the_first_cell_is_undone_too(start: StartKernel) -> None:
