@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from ipykernel import compiler
@@ -24,6 +25,7 @@ from ..errors import SaveFailed
 log = logging.getLogger("gpuckpt.agent")
 
 _usual_folder = compiler.get_tmp_directory
+_usual_start = debugging.Debugger.start
 
 _TOLD_WITHIN = 3.0
 """Seconds within which debugpy tells ipykernel that threads go on: later than it answers the request to continue."""
@@ -34,13 +36,19 @@ def keep_cells_private() -> None:
 
     Its own is called by the process's id (ipykernel 7, `compiler.get_tmp_directory`), which in namespaces is the same
     for every kernel: of two users the second could debug nothing, and whoever made that folder first could read the
-    cells.
+    cells. Until 7.3 everybody can read what is in it, too.
     """
     own = f"{_usual_folder()}_{os.urandom(8).hex()}"
     for module in (compiler, debugging):
         module.get_tmp_directory = lambda: own
+    debugging.Debugger.start = _start
     atexit.unregister(_remove_cells)
     atexit.register(_remove_cells, os.getpid())
+
+
+def _start(self: Any) -> Any:
+    Path(compiler.get_tmp_directory()).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _usual_start(self)
 
 
 def _remove_cells(pid: int) -> None:
