@@ -40,12 +40,12 @@ demo: setup
 unexport PYTHONDONTWRITEBYTECODE
 
 test:
-	@$(MAKE) --no-print-directory --jobs=2 setup labextension $(BIN)/chromium
+	@$(MAKE) --no-print-directory --jobs=2 setup labextension $(BIN)/chromium .venv/oldest/ready
 	@test -e /dev/nvidiactl && echo 'The tests marked gpu run by themselves: make test-gpu' || \
 		echo 'No NVIDIA GPU here: the tests marked gpu will not run.'
 	@$(BIN)/python -m compileall -q jupyter_gpuckpt tests benchmarks
 	@echo 'The tests run in parts, four at once; what each says comes when it ends (25 to 60 minutes on two processors) ...'
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going lint test-podman $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going lint test-podman test-oldest $(PARTS)
 
 # Four at once, since a part waits much: for a kernel, for criu, for a page. The longest begins first, the shortest last.
 PARTS := test-keeper-c test-lab test-broker test-server test-store test-keeper-s test-keeper-d test-jobs test-kernel-p \
@@ -78,6 +78,22 @@ test-podman:
 	@echo '$@:'
 	@$(MAKE) --no-print-directory .venv/pods/ready || echo 'The tests of pods do not run here: there is no podman.'
 	@test ! -e .venv/pods/ready || $(BIN)/python -m pytest tests/pods/test_pods.py
+
+# An environment that is not new has older versions of what the package needs. They have a deprecated word here and there.
+OLDEST := tests/keeper/test_save_and_restore.py tests/keeper/test_one_at_a_time.py tests/kernel/test_hooks.py \
+	tests/kernel/test_debugger.py tests/kernel/test_like_a_plain_kernel.py tests/kernel/test_magic_words.py \
+	tests/server/test_access.py
+.PHONY: test-oldest
+test-oldest: .venv/oldest/ready
+	@echo '$@:'
+	@.venv/oldest/bin/python -m pytest -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning $(OLDEST)
+
+.venv/oldest/ready: $(READY) tests/oldest_versions.py
+	@$(BIN)/python -m venv --clear --upgrade-deps .venv/oldest
+	@$(BIN)/python tests/oldest_versions.py >.venv/oldest/constraints.txt
+	@SKIP_JUPYTER_BUILDER=1 .venv/oldest/bin/python -m pip install -qq --disable-pip-version-check --no-compile \
+		--constraint .venv/oldest/constraints.txt --editable '.[server]' numpy pytest pytest-timeout requests websocket-client
+	@touch $@
 
 # Not beside anything else: several programs at a GPU at once make its driver 20 to 40 times slower.
 test-gpu: setup

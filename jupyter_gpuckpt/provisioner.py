@@ -241,7 +241,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
                 self._process, self._folder, self._keeper, self._exit_status = process, folder, keeper, None
                 self.pid = process.pid
                 await self._until_it_listens()
-                if self._has_agent and self.parent.curve_publickey is not None:
+                if self._has_agent and getattr(self.parent, "curve_publickey", None) is not None:  # jupyter_client 8.10
                     await _until_written(self.parent.connection_file, written)
                 return self.connection_info
             except asyncio.CancelledError:

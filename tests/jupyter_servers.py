@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import requests
 import websocket
+from job_programs import free_port
 from notebooks import PATIENCE, Notebook, connected, wait_until
 
 SPEC = "python3-gpuckpt"
@@ -122,7 +123,8 @@ def running(folder: Path, config: str = "", app: str = "server", port: int = 0, 
         "IPYTHONDIR": "ipython",
     }
     words = [
-        *(sys.executable, "-m", "jupyter", app, "--allow-root", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *(sys.executable, "-m", "jupyter", app, "--allow-root", "--no-browser", "--ip=127.0.0.1"),
+        f"--port={port or free_port('tcp')}",  # until Jupyter Server 2.18, one of port 0 does not say where it is
         *(f"--ServerApp.root_dir={folder / 'work'}", f"--IdentityProvider.token={TOKEN}"),
         *("--ServerApp.answer_yes=True",),
     ]

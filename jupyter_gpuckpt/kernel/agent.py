@@ -302,7 +302,7 @@ class Agent:
         """The freeze is over in the kernel that was saved, or it did not come to one."""
         self.later(self._page_copies.make)
         self.reconnection.save_ended()
-        waited, begun = self.cells.save_ended(self._waits_to_be_taken()), self.cells.begun_since_save
+        waited, begun = self.cells.save_ended(), self.cells.begun_since_save
         self.saving = False
         if self.sleeping.is_asleep:
             faults = self.housekeeping.after_save_asleep(restored=False)

@@ -40,8 +40,6 @@ class Cells:
         self._forgotten_cells: set[str] = set()
         self._taken: set[str] = set()
         self._owed: list[Asked] = []
-        self.stand_still = False
-        """Whether the main thread waits, though no cell runs."""
         self.begun = 0
         """How many cells' turns have come, silent ones among them."""
         self._begun_before_save = 0
@@ -90,6 +88,7 @@ class Cells:
         self._others.discard(msg_id)
         if self._since_save is not None:
             self._begun_in_save.add(msg_id)
+            self._since_save.setdefault(msg_id, header.get("msg_type") == "execute_request")
         if msg_id in self._taken:
             self._taken.discard(msg_id)
             self._forgotten.add(msg_id)
@@ -165,7 +164,7 @@ class Cells:
     def queued(self) -> list[list[str]]:
         """Return the requests that wait behind the running cell; they stay where they are."""
         self._let_come()
-        self._read()
+        self._kernel.have_read()
         queued = [*self._received.values(), *self._unread()]
         return [[frame.hex() for frame in frames] for frames in queued]
 
@@ -180,13 +179,8 @@ class Cells:
         """How many have begun since `save_begins`: they may have been in the middle when the kernel was frozen."""
         return self.begun - self._begun_before_save
 
-    def save_ended(self, waits: bool) -> dict[str, bool]:
-        """Return the requests that wait, or have come since the save began, by their ids: whether each is a cell.
-
-        `waits` is whether the cell that runs does nothing but wait for the save.
-        """
-        if waits:
-            self._read()
+    def save_ended(self) -> dict[str, bool]:
+        """Return the requests that wait, or have come since the save began, by their ids: whether each is a cell."""
         self.let_be_read()
         since, self._since_save = self._since_save or {}, None
         return {**since, **self._waiting()}
@@ -227,9 +221,10 @@ class Cells:
             time.sleep(_COMING)
 
     def let_be_read(self) -> None:
-        """Wait until ipykernel 7 has read what has come, in a thread that may just have begun to run again."""
+        """Have what has come be read: by ipykernel 7 in a thread that may just have begun to run again."""
         thread = getattr(self._kernel, "shell_channel_thread", None)
         if thread is None:
+            self._kernel.have_read()
             return
         read = threading.Event()
 
@@ -241,23 +236,16 @@ class Cells:
         thread.io_loop.add_callback(flush, partial(flush, read.set))
         read.wait(_COMING_TIMEOUT)
 
-    def _read(self) -> None:
-        """Read what has come to ipykernel 6, which does so in the thread that the cell holds; that must stand still."""
-        kernel = self._kernel
-        if hasattr(kernel, "msg_queue") and (self._running or self.stand_still):
-            with contextlib.suppress(Exception):  # zmq.Again: no more
-                while True:
-                    frames = kernel.shell_stream.socket.recv_multipart(1, copy=False)  # zmq.NOBLOCK
-                    kernel.schedule_dispatch(kernel.dispatch_shell, frames)
-
     def _unread(self) -> list[list[bytes]]:
-        """Return requests that ipykernel 6 has queued."""
+        """Return requests that ipykernel 6 has queued, or not taken yet."""
         kernel = self._kernel
-        queue = getattr(kernel, "msg_queue", None)
-        if queue is None:
+        if kernel.read_ahead is None:
             return []
+        not_taken = list(kernel.read_ahead.requests)
         # The queue holds calls of ipykernel's own, too.
-        waiting = [args[0] for _, do, args in list(queue._queue) if do == kernel.dispatch_shell]
+        queued = [args[0] for _, do, args in list(kernel.msg_queue._queue) if do == kernel.dispatch_shell]
+        taken = {id(frames[-1]) for frames in queued}
+        waiting = queued + [frames for frames in not_taken if id(frames[-1]) not in taken]
         return [[bytes(frame) for frame in frames] for frames in waiting]
 
     def come_back(self) -> None:

@@ -20,6 +20,7 @@ from .debugger import keep_cells_private
 from .executed import cell_id
 from .gpu_room import make_room_after
 from .magic import register
+from .read_ahead import ReadAhead
 from .senders import Senders
 from .stopping import Interruption, StoppedHere
 from .waking import wake_for_cell
@@ -43,6 +44,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
     agent: Agent | None = None
     _held: list[Any] | None = None
     """What came while a kernel that wakes must not execute anything yet; None otherwise."""
+    read_ahead: ReadAhead | None = None
+    """What the agent has read of the shell channel; None with ipykernel 7, where a thread reads it all the time."""
     _question: tuple[str, Any, Any, bool] | None = None
     _pending: ClassVar[deque[Any]] = deque(maxlen=32)
     """The last C functions that the main thread was given: Python has room for no more, and does not keep them."""
@@ -61,6 +64,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
     def start(self) -> None:
         """Start as ipykernel does, and the agent and ``%gpuckpt`` with it."""
         super().start()
+        if hasattr(self, "msg_queue"):  # ipykernel 6
+            self.read_ahead = ReadAhead(self.shell_stream.socket)
         self.agent = start_agent(self)
         register(self.shell, self.agent)
 
@@ -156,14 +161,31 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
 
     def schedule_dispatch(self, dispatch: Any, *args: Any) -> None:
         """Note that a request has come (called by ipykernel 6 when it has read one, and for calls of its own)."""
-        if dispatch == self.dispatch_shell:
-            args = (self._senders.address(args[0], self.header_of(args[0])), *args[1:])
-        if self._held is not None and dispatch == self.dispatch_shell:
-            self._held.append(args[0])
+        if dispatch != self.dispatch_shell:
+            super().schedule_dispatch(dispatch, *args)
             return
-        if self.agent is not None and dispatch == self.dispatch_shell:
-            self.agent.reconnection.request_came(partial(self._is_heard, args[0]))
-        super().schedule_dispatch(dispatch, *args)
+        self._take_read_ahead()
+        self._schedule_request(*args)
+
+    def have_read(self) -> None:
+        """Know of all that has come to ipykernel 6; from any thread."""
+        if self.read_ahead is not None:
+            self.read_ahead.read()
+            self.io_loop.add_callback(self._take_read_ahead)
+
+    def _take_read_ahead(self) -> None:
+        while self.read_ahead is not None and self.read_ahead.requests:
+            self._schedule_request(self.read_ahead.requests[0])
+            self.read_ahead.requests.popleft()  # from now on it is in the queue: it is never in neither
+
+    def _schedule_request(self, msg: list[Any]) -> None:
+        msg = self._senders.address(msg, self.header_of(msg))
+        if self._held is not None:
+            self._held.append(msg)
+            return
+        if self.agent is not None:
+            self.agent.reconnection.request_came(partial(self._is_heard, msg))
+        super().schedule_dispatch(self.dispatch_shell, msg)
 
     async def dispatch_shell(self, msg: list[Any], *args: Any, **kwargs: Any) -> None:
         """Dispatch a request whose turn has come (called by ipykernel), unless it is to be passed over."""
@@ -175,7 +197,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             return
         self.agent.reconnection.until_known()
         if self.agent.leaving.is_under_way():
-            if hasattr(self, "msg_queue"):  # ipykernel 6 has taken it from there
+            if self.read_ahead is not None:  # it was taken from there
                 self._note(msg)
             self.agent.leaving.wait()
         header = self.header_of(msg)
@@ -291,8 +313,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         for msg in held:
             if thread is not None:
                 thread.io_loop.add_callback(self.shell_channel_thread_main, msg)
-            elif hasattr(self, "msg_queue"):  # ipykernel 6
-                self.schedule_dispatch(self.dispatch_shell, msg)
+            elif self.read_ahead is not None:
+                self._schedule_request(msg)
 
     def reply_stream(self) -> Any:
         """Return what replies on the shell channel are sent through, from the main thread."""
@@ -311,7 +333,7 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
             if self.agent is not None:
                 self._note(msg)
             thread.io_loop.add_callback(super().shell_channel_thread_main, msg)
-        elif hasattr(self, "msg_queue"):  # ipykernel 6
+        elif self.read_ahead is not None:
             super().schedule_dispatch(self.dispatch_shell, msg)
         else:
             await self.shell_main(None, msg)

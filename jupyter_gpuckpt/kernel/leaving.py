@@ -73,11 +73,8 @@ class Leaving:
 
     def wait(self) -> None:
         """Return when the kernel stays; where nobody tells that it does, after a while."""
-        if self.is_under_way():
-            self._cells.stand_still = True
-            if not self._stays.wait(COMING_BACK):
-                self._stays.set()
-            self._cells.stand_still = False
+        if self.is_under_way() and not self._stays.wait(COMING_BACK):
+            self._stays.set()
 
     @contextlib.contextmanager
     def replying(self) -> Iterator[None]:

@@ -200,7 +200,7 @@ class Reconnection:
             return {"faults": faults}
         self._token = token
         self._agent.saving = False
-        self._agent.cells.save_ended(waits=False)
+        self._agent.cells.save_ended()
         self._agent.tell_busy(self._agent.cells.are_running(), True)
         try:
             self._mended.wait(_MENDING)

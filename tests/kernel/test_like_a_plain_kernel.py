@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from jupyter_client import KernelManager
 from notebooks import PATIENCE, SPEC, Notebook, StartKernel
 
 # 32 and 33 are the C library's own.
@@ -74,6 +75,7 @@ def test_a_child_is_no_kernel_of_the_keepers(notebook: Notebook) -> None:
     assert notebook.value(f"{child}.stdout.decode().strip()") == "False"
 
 
+@pytest.mark.skipif(not hasattr(KernelManager, "resolve_path"), reason="nobody asks so with this jupyter_client")
 def test_a_file_beside_the_notebook_is_found(start: StartKernel, tmp_path: Path) -> None:
     """Jupyter Server asks so for a path that an output names."""
     (tmp_path / "hello.py").touch()
