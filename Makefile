@@ -12,6 +12,7 @@ help:
 	@echo 'make demo          run the example notebook: build state, save it, break it, restore it'
 	@echo 'make test          check the code, and run every test that this machine can run'
 	@echo 'make test-quick    for daily work: tests of no browser, no server, nothing slow'
+	@echo 'make test-oldest   a part of it: what users do most, with the oldest versions of ipykernel and the rest'
 	@echo 'make test-gpu      on a GPU machine: the tests marked gpu, file by file (GPU_TESTS="test_pools test_managed=120")'
 	@echo 'make lint          only check the code'
 	@echo 'make bench         measure saves and restores beside criu by hand'
