@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from notebooks import PATIENCE, Notebook, wait_until
+from notebooks import PATIENCE, Notebook, run_folders, wait_until
 
 from jupyter_gpuckpt.freeze.criu_program import find_criu
 from jupyter_gpuckpt.kernel.interrupts import ONE
@@ -283,8 +283,8 @@ def assert_works(notebook: Notebook) -> None:
     notebook.run("%gpuckpt restore afterwards")
     assert notebook.value("check") == "1"
     # One sleeper with its run folder, and no working copies; a restore is done before the last kernel's are gone.
-    for what in ("run-*.sock", "run-*/"):
-        wait_until(lambda what=what: len(list(notebook.folder.glob(what))) == 1, what=f"{what} of another kernel stays")
+    wait_until(lambda: len(list(notebook.folder.glob("run-*.sock"))) == 1, what="another kernel's socket stays")
+    wait_until(lambda: len(run_folders(notebook.folder)) == 1, what="another kernel's run folder stays")
     wait_until(lambda: not (notebook.folder / "restore").exists())
 
 

@@ -208,6 +208,11 @@ def connected(connection_file: Path | str) -> Iterator[Notebook]:
         notebook.hang_up()
 
 
+def run_folders(folder: Path) -> list[Path]:
+    """Return the run folders in a kernel's; what is called like one and is a socket or a file is none."""
+    return [path for path in folder.glob("run-*") if path.is_dir()]
+
+
 def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, what: str = "", every: float = 0.01) -> Any:
     """Wait for something that other processes do, looking every so many seconds; fail when it does not come."""
     deadline = time.monotonic() + timeout

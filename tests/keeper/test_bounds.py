@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from keeper_faults import keeper_pid, processes_of
-from notebooks import PATIENCE, Notebook, wait_until
+from notebooks import PATIENCE, Notebook, run_folders, wait_until
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.keeper import criu_logs
@@ -137,7 +137,7 @@ def test_the_log_of_a_keeper_is_put_aside_when_it_is_long(notebook: Notebook) ->
 
 def test_a_kernel_s_log_loses_its_beginning_and_is_written_on(notebook: Notebook) -> None:
     notebook.run(f"import os; os.write(1, b'begin\\n' + (b'y' * 999 + b'\\n') * {KERNEL_LOG_LIMIT // 1000 + 10})")
-    (run_dir,) = notebook.folder.glob("run-*/")
+    (run_dir,) = run_folders(notebook.folder)
     log = run_dir / "kernel.log"
     cut(log)  # unless the keeper has
     notebook.run("os.write(1, b'end\\n')")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 from keeper_faults import store
-from notebooks import Notebook
+from notebooks import Notebook, run_folders
 
 from jupyter_gpuckpt.freeze.elf import build_id
 from jupyter_gpuckpt.keeper.preflight import cpu_flags
@@ -141,4 +141,4 @@ def test_a_manifest_of_another_form_is_refused_before_anything_is_touched(
     assert (answer.ename, notebook.value("x")) == ("Damaged", "2")
     ((_, members),) = odd.items()
     assert f"{next(iter(members))} is" in answer.text
-    assert len(list(notebook.folder.glob("run-*/"))) == 1
+    assert len(run_folders(notebook.folder)) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from keeper_faults import Criu, assert_nothing_left, assert_works, kill_keeper, status, store
-from notebooks import Notebook, StartKernel, wait_until
+from notebooks import Notebook, StartKernel, run_folders, wait_until
 
 from jupyter_gpuckpt.client.record import KernelFolder
 from jupyter_gpuckpt.freeze.huge_pages import HugePages
@@ -322,7 +322,7 @@ def test_nobody_is_hung_up_by_a_twin_that_stands_still(start: StartKernel) -> No
 def test_what_an_older_dump_has_left_is_not_taken_for_memory(start: StartKernel) -> None:
     notebook = start()
     notebook.run("import os; few = bytearray(5000)\n%gpuckpt save --wait first")
-    (run,) = notebook.folder.glob("run-*/")
+    (run,) = run_folders(notebook.folder)
     left = run / f"twin-{notebook.value('os.getpid()')}.regions"
     left.write_bytes(bytes(8))
     notebook.run("few[:] = b'y' * 5000\n%gpuckpt save --wait again")

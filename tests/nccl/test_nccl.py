@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from job_programs import Job, folder_of
 from keeper_faults import assert_no_litter
-from notebooks import PATIENCE, Notebook, wait_until
+from notebooks import PATIENCE, Notebook, run_folders, wait_until
 
 from jupyter_gpuckpt.errors import DriverError, Refused
 from jupyter_gpuckpt.freeze import nccl
@@ -138,7 +138,7 @@ def test_the_job_of_a_keeper_that_was_killed_goes_on(tmp_path: Path, made_up_ncc
     training, job = Training(tmp_path, made_up_nccl), Job("ranks")
     job.start(*training.words, **training.environment)
     training.goes_on()
-    (run_dir,) = folder_of("ranks").glob("run-*/")
+    (run_dir,) = run_folders(folder_of("ranks"))
     inner = [int(path.stem.removeprefix("nccl-")) for path in run_dir.glob("nccl-*.said")]
     found = Communicators(run_dir)
     found.look(inner)
