@@ -306,7 +306,7 @@ def test_nobody_is_hung_up_by_a_twin_that_stands_still(start: StartKernel) -> No
     notebook.run(
         "import os, subprocess\n"
         "shell = subprocess.Popen(['sh', '-c', 'cat /dev/zero > /dev/null & echo $!; read line'], text=True,\n"
-        "    stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)\n"
+        "    stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=os.setpgrp)\n"
         "left = int(shell.stdout.readline())"
     )
     for n in range(2):
