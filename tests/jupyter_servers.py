@@ -124,7 +124,7 @@ def running(folder: Path, config: str = "", app: str = "server", port: int = 0, 
     }
     words = [
         *(sys.executable, "-m", "jupyter", app, "--allow-root", "--no-browser", "--ip=127.0.0.1"),
-        f"--port={port or free_port('tcp')}",  # until Jupyter Server 2.18, one of port 0 does not say where it is
+        f"--port={port or free_port('tcp')}",  # of port 0, Jupyter Server 2.18 does not say where it is
         *(f"--ServerApp.root_dir={folder / 'work'}", f"--IdentityProvider.token={TOKEN}"),
         *("--ServerApp.answer_yes=True",),
     ]
