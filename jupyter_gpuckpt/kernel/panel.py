@@ -57,6 +57,8 @@ class Panel(anywidget.AnyWidget):
         self._changing = threading.Lock()
         self._acting = threading.Lock()
         self._operation, self._cancelling = "", False
+        self._times_back = 0
+        self._look_failed = False
         self._views: set[str] = set()
         self._seen = threading.Event()
         super().__init__(**kwargs)
@@ -70,15 +72,20 @@ class Panel(anywidget.AnyWidget):
 
     def look(self) -> None:
         """Ask the keeper how things are, and show it."""
+        at = self._times_back
         try:
             status = self._agent.keeper.request(Status)
             found = self._agent.keeper.request(List).snapshots
         except GpuckptError as e:
-            self._show(error=e.as_dict())
+            self._look_failed = self._show_of(at, error=e.as_dict())
             return
+        if self._look_failed:
+            self._look_failed = False
+            self._show(error=None)
         own = [s for s in found if _is_of(s, status)]
         others = [s for s in found if not _is_of(s, status)]
-        self._show(
+        self._show_of(
+            at,
             kernel={
                 "state": status.state,
                 "memory": status.memory,
@@ -93,14 +100,23 @@ class Panel(anywidget.AnyWidget):
 
     def welcome_back(self, name: str) -> None:
         """Show all of it again, in a kernel that was just put back to a snapshot; in a copy, without a name."""
-        self._show(operation=None, error=None, note=f"Restored {name}." if name else "")
+        with self._changing:
+            self._times_back += 1
+            self.state = {**self.state, "operation": None, "error": None, "note": _restored(name) if name else ""}
         self.send_state()
         self.look()
 
     def _show(self, **changed: Any) -> None:
+        self._show_of(self._times_back, **changed)
+
+    def _show_of(self, times_back: int, **changed: Any) -> bool:
+        """Show what began after the kernel was put back so many times, unless it was again since; tell whether."""
         with self._changing:
+            if times_back != self._times_back:
+                return False
             # A new dictionary: only that is noticed as a change.
             self.state = {**self.state, **changed}
+            return True
 
     def _watch(self) -> None:
         while self.comm is not None:
@@ -148,7 +164,7 @@ class Panel(anywidget.AnyWidget):
         if not self._acting.acquire(blocking=False):
             return
         name = str(args.get("name", ""))
-
+        at = self._times_back
         stage = ""
 
         def progress(far: Progress) -> None:
@@ -158,18 +174,18 @@ class Panel(anywidget.AnyWidget):
             stage = far.stage
             percent = 100 * far.done // far.total if far.total else None
             text = show.progress_text(f"{_VERBS[asked]} {name}", replace(far, cancelling=self._cancelling))
-            self._show(operation={"text": text, "percent": percent})
+            self._show_of(at, operation={"text": text, "percent": percent})
 
         try:
             self._cancelling = False
-            self._show(operation={"text": f"{_VERBS[asked]} {name} …", "percent": None}, note="", error=None)
+            self._show_of(at, operation={"text": f"{_VERBS[asked]} {name} …", "percent": None}, note="", error=None)
             self._operation = uuid.uuid4().hex
             result = self._agent.keeper.take(_KINDS[asked], Restored, {**args, "operation": self._operation}, progress)
-            self._show(note=_NOTES[asked](args, result))
+            self._show_of(at, note=_NOTES[asked](args, result))
         except Cancelled:
-            self._show(note="Cancelled; the kernel is as it was.")
+            self._show_of(at, note="Cancelled; the kernel is as it was.")
         except GpuckptError as e:
-            self._show(error=e.as_dict())
+            self._show_of(at, error=e.as_dict())
         finally:
             self._acting.release()
             self._show(operation=None)
@@ -179,12 +195,16 @@ class Panel(anywidget.AnyWidget):
 _VERBS = {"save": "Saving", "restore": "Restoring", "mv": "Renaming", "pin": "Pinning", "rm": "Removing"}
 _KINDS: Mapping[str, type[Request[Any]]] = {one.op: one for one in (Save, Restore, Rename, Pin, Remove)}
 _NOTES: Mapping[str, Callable[[Mapping[str, Any], Any], str]] = {
-    "save": lambda _, result: show.Saved(result).text(),
-    "restore": lambda _, result: f"Restored {show.label_of(result)}.",
+    "save": lambda _, result: _restored(show.label_of(result)) if result.restored else show.Saved(result).text(),
+    "restore": lambda _, result: _restored(show.label_of(result)),
     "mv": lambda args, _: f"{args['name']} is now {args['new']}.",
     "pin": lambda args, _: f"{args['name']} is {'pinned' if args['pinned'] else 'no longer pinned'}.",
     "rm": lambda args, result: f"Removed {args['name']}: {show.size(result.freed)} freed.",
 }
+
+
+def _restored(name: str) -> str:
+    return f"Restored {name}."
 
 
 def _is_of(snapshot: Labelled, status: KernelStatus) -> bool:
