@@ -44,12 +44,15 @@ def back(keeper: Keeper, steps: int, asked_by: Mapping[str, Any] | None) -> Mani
     if at >= len(line):
         before = len(line) - (not is_new)
         there = f"There {'is' if before == 1 else 'are'} only {before}" if before > 0 else "There is no"
+        if keeper.state.auto is None:
+            then = "`gpuckpt auto @ on` saves it after each cell from now on."
+        else:
+            anew = "" if before > 0 else "To begin anew, restart the kernel. "
+            then = f"{anew}`gpuckpt log` shows all that can be restored."
         raise Refused(
             "Nothing was undone.",
             f"{there} {'snapshots' if before > 1 else 'snapshot'} before what the {{kernel}} is now.",
-            "`gpuckpt auto @ on` saves it after each cell from now on."
-            if keeper.state.auto is None
-            else "`gpuckpt log` shows all that can be restored.",
+            then,
         )
     return line[at]
 

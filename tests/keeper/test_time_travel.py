@@ -576,7 +576,9 @@ def test_the_rule_of_all_kernels_is_a_setting(
     start: StartKernel, monkeypatch: pytest.MonkeyPatch, chosen: str, rule: str
 ) -> None:
     monkeypatch.setenv("GPUCKPT_AUTO", chosen)
-    assert rule in start().run("%gpuckpt auto").text
+    notebook = start()
+    assert rule in notebook.run("%gpuckpt auto").text
+    assert "To begin anew, restart the kernel" in notebook.fails("%gpuckpt undo").text
 
 
 @pytest.mark.shared_kernel(False)
