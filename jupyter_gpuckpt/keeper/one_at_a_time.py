@@ -16,6 +16,8 @@ from .operations.progress import OperationProgress, ProgressCallback
 
 __all__ = ["OneAtATime"]
 
+_TURN = "waiting for its turn"
+
 
 class OneAtATime:
     """The operations on one kernel.
@@ -56,18 +58,23 @@ class OneAtATime:
     ) -> None:
         """Wait for what is under way where that is right for such an operation, or break it off; or `for_all`.
 
+        A save whose kernel runs on already is waited for in any case, until it is on the disk.
+
         Raises
         ------
         Cancelled : nobody wants to wait any longer.
         """
         kind = operation.kind
         while (under_way := self.current) is not None and not self._may_begin_beside(kind):
+            if under_way.writing:
+                await self._wait_for(self.idle, f"waiting until {under_way.name} is written", operation, on_progress)
+                continue
             soon = patient and (kind_of(under_way.kind).waited_for or under_way.unasked)
             if not (soon or for_all or under_way.answering):
                 return
             if under_way.kind in kind_of(kind).breaks_off:
                 under_way.cancelling.set()
-            await self._wait_for(under_way, operation, on_progress)
+            await self._wait_for(under_way.settled, _TURN, operation, on_progress)
 
     async def wait_for_recovery(self, operation: Operation, on_progress: ProgressCallback) -> None:
         """Wait until what another keeper had begun is undone, before this one does anything with its kernel.
@@ -76,39 +83,22 @@ class OneAtATime:
         ------
         Cancelled : nobody wants to wait any longer.
         """
-        while (under_way := self.current) is not None:
-            await self._wait_for(under_way, operation, on_progress)
+        while self.current is not None:
+            await self._wait_for(self.idle, _TURN, operation, on_progress)
 
-    async def _wait_for(self, under_way: Operation, operation: Operation, on_progress: ProgressCallback) -> None:
-        with self._queue(operation, on_progress) as progress:
-            await progress.enter("waiting for its turn")
-            await progress.or_cancelled(under_way.settled.wait())
-
-    @contextlib.contextmanager
-    def _queue(self, operation: Operation, on_progress: ProgressCallback) -> Iterator[OperationProgress]:
-        """Have an operation wait for its turn for as long as the context lasts."""
+    async def _wait_for(
+        self, end: asyncio.Event, stage: str, operation: Operation, on_progress: ProgressCallback
+    ) -> None:
         self._queued.append(operation)
         try:
-            yield OperationProgress(operation, on_progress)
+            progress = OperationProgress(operation, on_progress)
+            await progress.enter(stage)
+            await progress.or_cancelled(end.wait())
         finally:
             self._queued.remove(operation)
 
     def _may_begin_beside(self, kind: str) -> bool:
         return kind_of(kind).beside_writing and not self.holds_kernel
-
-    async def wait_until_written(self, operation: Operation, on_progress: ProgressCallback) -> None:
-        """Wait for a save whose kernel runs on already to be on the disk, where there is one; a wake need not.
-
-        Raises
-        ------
-        Cancelled : nobody wants to wait any longer.
-        """
-        writing = self.writes
-        if writing is None or self._may_begin_beside(operation.kind):
-            return
-        with self._queue(operation, on_progress) as progress:
-            await progress.enter(f"waiting until {writing} is written")
-            await progress.or_cancelled(self.idle.wait())
 
     @contextlib.contextmanager
     def begin(self, operation: Operation) -> Iterator[Operation]:

@@ -158,7 +158,6 @@ class Requests:
             await keeper.held.wait()
         patient = not isinstance(request, asked.Sleep) or request.idle_for is None
         await operations.wait_for_others(operation, on_progress, patient=patient, for_all=request.waits_for_all)
-        await operations.wait_until_written(operation, on_progress)
         if keeper.state.hibernated is None or not request.of_hibernated:
             keeper.namespace()
         try:

@@ -18,7 +18,6 @@ async def _may_begin(operations: OneAtATime, kind: str) -> bool:
     async def begin() -> None:
         operation = Operation(kind, "it")
         await operations.wait_for_others(operation, to_nobody, patient=True, for_all=kind == "wake")
-        await operations.wait_until_written(operation, to_nobody)
         with operations.begin(operation):
             pass
 

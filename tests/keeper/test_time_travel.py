@@ -8,6 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from keeper_faults import Asked, Criu, small_disk
 from notebooks import PATIENCE, Notebook, StartKernel, start_kernel, wait_until
 
-from jupyter_gpuckpt.operations.results import Labelled
+from jupyter_gpuckpt.operations.results import Labelled, Progress
 from jupyter_gpuckpt.store import Store
 
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel]
@@ -579,6 +580,26 @@ def test_the_rule_of_all_kernels_is_a_setting(
     notebook = start()
     assert rule in notebook.run("%gpuckpt auto").text
     assert "To begin anew, restart the kernel" in notebook.fails("%gpuckpt undo").text
+
+
+@pytest.mark.shared_kernel(False)
+def test_an_undo_waits_until_the_snapshot_before_it_is_written(slow_disk: Path, start: StartKernel) -> None:
+    notebook = start()
+    notebook.run("%gpuckpt auto on")
+    run_saved(notebook, "x = 1")
+    slow_disk.touch()
+    notebook.run("x = 2")
+    told: list[Progress] = []
+    with notebook.keeper as keeper, notebook.keeper as other, ThreadPoolExecutor() as pool:
+        wait_until(lambda: "auto-" in (other.request("list").get("writing") or ""))
+        undoing = pool.submit(keeper.request, "undo", timeout=PATIENCE, progress=told.append)
+        wait_until(lambda: len(told) > 1)
+        slow_disk.unlink()
+        undoing.result()
+    first, second = told[:2]
+    assert first.stage == second.stage == f"waiting until {names(notebook)[-1]} is written"
+    assert second.seconds > 1, "whoever waits is told every two seconds"
+    assert notebook.value("x") == "1"
 
 
 @pytest.mark.shared_kernel(False)
