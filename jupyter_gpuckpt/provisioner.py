@@ -34,6 +34,7 @@ from .linux import processes, socket_ports
 from .linux.foreign_sockets import hold
 from .linux.reserved_ports import Reserved
 from .machine.capability import why_unavailable
+from .operations.choices import Choices
 from .operations.requests import Attach, Close, Hibernate, Signal, Status
 
 _LOST = -signal.SIGKILL
@@ -100,6 +101,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Held while the keeper is talked to: the manager polls while it does other things."""
         self._reserved: Reserved | None = None
         """The kernel's ports, from its start to its end: they are its own also while it comes back from a snapshot."""
+        self._choices: Choices | None = None
+        """What was chosen for the kernel before a restart."""
 
     @property
     def _is_of_server(self) -> bool:
@@ -301,7 +304,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         """
         if self._may_resume and (resumed := self._resume(launch)) is not None:
             return resumed
-        process, folder = keepers.start_keeper(launch)
+        process, folder = keepers.start_keeper(launch, choices=self._choices)
         try:
             return process, folder, self._attach(folder, _START_TIMEOUT)
         except BaseException:
@@ -444,6 +447,7 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
         await super().cleanup(restart)
         if not restart:
             self._let_ports_go()
+            self._choices = None
 
     def _close(self) -> None:
         """End the keeper, and with it whatever is left of the kernel."""
@@ -451,6 +455,8 @@ class GpuckptProvisioner(LocalProvisioner):  # type: ignore[misc]
             folder, self._folder = self._folder, None
             if folder is None:
                 return
+            with contextlib.suppress(GpuckptError, OSError, ValueError):
+                self._choices = folder.state().choices(folder.launch())
             writing = None
             try:
                 keeper = self._keeper = self._keeper or keepers.connect(folder)

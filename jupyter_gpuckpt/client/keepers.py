@@ -19,6 +19,7 @@ from ..errors import Elsewhere, GpuckptError, KeeperGone, NoSuchKernel, OtherVer
 from ..linux import spawning
 from ..linux.processes import descendants, start_time
 from ..linux.readiness import readable
+from ..operations.choices import Choices
 from . import broker_connection
 from .kernel_start import kernel_program, new_run_folder, start_by_deputy
 from .protocol import OLDEST_PROTOCOL, PROTOCOL, KeeperClient
@@ -31,19 +32,20 @@ _CONNECT_POLL = 0.02
 
 
 def start_keeper(
-    launch: Launch, order: object = None, how: str = "copy"
+    launch: Launch, order: object = None, how: str = "copy", choices: Choices | None = None
 ) -> tuple[subprocess.Popen[bytes], KernelFolder]:
     """Start a keeper, and by it the kernel; what is left of an earlier kernel of that id is ended.
 
     With an `order` the kernel comes up as the copy that `keeper.operations.fork` ordered; or, where `how` is
-    ``resume``, from the snapshot that the order, a request to restore one, names.
+    ``resume``, from the snapshot that the order, a request to restore one, names. The `choices` are those that were
+    made for the kernel before.
 
     Raises
     ------
     GpuckptError : the kernel could not be started; nothing is left behind.
     """
     end(KernelFolder(settings.kernels_dir() / launch.kernel_id))
-    folder, lock = KernelFolder.create(launch)
+    folder, lock = KernelFolder.create(launch, choices)
     try:
         if order is None:
             return _start_kernel(folder, lock), folder

@@ -23,6 +23,7 @@ from ..linux.lock_files import KEEPER_LOCK, is_locked
 from ..linux.private_folders import why_not_private
 from ..linux.processes import start_time
 from ..linux.unix_sockets import listener_pid
+from ..operations.choices import AutoSave, Choices
 from ..operations.results import ResumedFrom
 from ..quick_dataclass import dataclass
 from .in_progress import InProgress, RestoreInProgress
@@ -95,20 +96,6 @@ class Saved:
     at: str
     cells: int | None
     """How many had begun by then, but for one that went on; None where that is not known."""
-
-
-@dataclass(frozen=True)
-class AutoSave:
-    """By what rule a kernel is saved by itself."""
-
-    after: float
-    """After cells that have run for so many seconds."""
-    keep: int = 20
-    """How many of these snapshots are kept."""
-    under: int | None = None
-    """Bytes of the store beyond which the oldest of them go."""
-    every: float | None = None
-    """Not after cells, but every so many seconds in which it has done something, also while a cell runs."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +179,29 @@ class State(Head):
         """The id of the snapshot that the kernel last came from or went to."""
         return self.parent.id if self.parent is not None else None
 
+    def choices(self, launch: Launch) -> Choices:
+        """Return what was chosen for the kernel that was started so."""
+        set_to = _auto_setting(launch)
+        return Choices(
+            auto=None if self.auto == set_to else self.auto,
+            auto_off=self.auto is None and set_to is not None,
+            sleep_after=None if self.sleep_after == launch.sleep_after else self.sleep_after or 0.0,
+            awake=self.awake,
+        )
+
+    def choose(self, choices: Choices) -> None:
+        """Have what was chosen before; for the rest the settings hold."""
+        if choices.auto is not None or choices.auto_off:
+            self.auto = choices.auto
+        if choices.sleep_after is not None:
+            self.sleep_after = choices.sleep_after or None
+        self.awake = choices.awake
+
+
+def _auto_setting(launch: Launch) -> AutoSave | None:
+    when = None if launch.job else settings.auto()
+    return None if when is None else AutoSave(when.after, every=when.every)
+
 
 def now() -> str:
     """Return the time as the manifests write it."""
@@ -205,8 +215,10 @@ class KernelFolder:
         self.path = path
 
     @classmethod
-    def create(cls, launch: Launch) -> tuple[KernelFolder, int]:
+    def create(cls, launch: Launch, choices: Choices | None = None) -> tuple[KernelFolder, int]:
         """Make the folder of a kernel that is about to start, and return it with its lock, held.
+
+        The `choices` are those that were made for it before.
 
         Who lists kernels removes the folders of dead ones: this one is held before it can be seen.
         """
@@ -215,8 +227,10 @@ class KernelFolder:
         folder.path.mkdir(mode=0o700)
         lock = folder.lock()
         assert lock is not None
-        auto = None if launch.job or (when := settings.auto()) is None else AutoSave(when.after, every=when.every)
-        folder.write_state(State(sleep_after=launch.sleep_after, auto=auto))
+        state = State(sleep_after=launch.sleep_after, auto=_auto_setting(launch))
+        if choices is not None:
+            state.choose(choices)
+        folder.write_state(state)
         folder._write(LAUNCH, dataclasses.asdict(launch))
         return folder, lock
 

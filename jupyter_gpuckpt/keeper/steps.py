@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..client.record import AutoSave
 from ..errors import GpuckptError, Refused
+from ..operations.choices import AutoSave
 from ..operations.results import AUTOMATIC, AutoSaving, RunningCell
 from ..snapshots.saved import kernel_of
 from ..snapshots.summary import is_automatic, is_of

@@ -360,7 +360,7 @@ def _ended_by(name: str) -> RestoreFailed:
     """Return what a cell ends with that did not ask for the restore: as it would by a restart."""
     return RestoreFailed(
         f"This cell ended: the kernel was restored to {name!r} from outside.",
-        "A restore was asked for from the command line or by another client.",
+        "A restore or an undo was asked for in JupyterLab, on the command line or by another client.",
         "The kernel is at the snapshot; run the cells that come after it.",
     )
 

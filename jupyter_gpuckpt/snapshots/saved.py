@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ..checked import Odd, from_json
 from ..errors import Damaged
 from ..freeze.cpu_affinity import BoundThreads
+from ..operations.choices import Choices
 from ..store import Manifest
 
 __all__ = ["OwnFiles", "SavedKernel", "SavedMachine", "SavedProcesses", "kernel_of", "machine_of", "processes_of"]
@@ -68,6 +69,8 @@ class SavedKernel:
     """Which requests waited, that it was to answer, by their ids: whether each is a cell."""
     after: SavedCell | None = None
     """The cell after which it was saved by itself; None where somebody saved it."""
+    choices: Choices = field(default_factory=Choices)
+    """For a kernel that comes back from this after it was hibernated; what a restore takes the place of has its own."""
     job: str | None = None
     program: str | None = None
     """A job's; not its arguments: there may be a password among them, and manifests travel."""

@@ -67,6 +67,24 @@ def test_a_notebook_starts_with_the_kernel_that_was_hibernated(tmp_path: Path) -
         assert "resumed from" in notebook.run("%gpuckpt status").text
 
 
+def test_a_resumed_kernel_has_what_was_chosen_for_it_and_the_new_server_s_settings_for_the_rest(tmp_path: Path) -> None:
+    with running(tmp_path, **_HUB, GPUCKPT_AUTO="10s") as server:
+        with server.connected(_opened(server)) as notebook:
+            notebook.run("%gpuckpt autosleep 2h")
+        with server.connected(_opened(server, "b.ipynb")) as notebook:
+            notebook.run("%gpuckpt auto on --keep 7")
+        _stop(server)
+    with running(tmp_path, **_HUB, GPUCKPT_AUTO="5s", GPUCKPT_SLEEP_AFTER="3h") as server:
+        kernels = [_opened(server), _opened(server, "b.ipynb")]
+        states = {one["kernel_id"]: one for one in server.ask("GET", "kernels")["kernels"]}
+        first, second = (states[kernel] for kernel in kernels)
+        assert first["resumed"]
+        assert second["resumed"]
+        assert (first["auto"]["after"], first["sleep_after"]) == (5, 7200)
+        assert (second["auto"]["after"], second["auto"]["keep"], second["sleep_after"]) == (0, 7, 10800)
+        _stop(server)
+
+
 def test_what_a_resumed_kernel_had_done_that_was_in_no_other_snapshot_is_kept_by_a_restore(tmp_path: Path) -> None:
     """That it came from is removed when it is back."""
     with running(tmp_path, **_HUB) as server:

@@ -16,8 +16,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ...client.record import AutoSave as Rule
 from ...errors import Busy, GpuckptError
+from ...operations.choices import AutoSave as Rule
 from ...operations.requests import Auto, Save
 from ...operations.results import AutoSaving
 from ...spelling import in_a_cell

@@ -305,6 +305,7 @@ class _Prepared:
         saved_with(keeper, kernel_of(manifest).cells, in_cell=goes_on)
         if self.request.resume:
             resumed_from(keeper, manifest)
+            keeper.state.choose(kernel_of(manifest).choices)
         keeper.note_state()
         return result, tidying
 

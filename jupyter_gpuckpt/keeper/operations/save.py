@@ -438,6 +438,7 @@ def about_kernel(keeper: Keeper, agent: ReadyForSave) -> SavedKernel:
         waits_for_gpu=agent.waits_for_gpu,
         own_ports=agent.own_ports,
         waited=agent.waited,
+        choices=keeper.state.choices(launch),
         job=launch.job or None,
         program=launch.argv[0] if launch.job else None,
     )
