@@ -213,7 +213,7 @@ export class Model {
     }
   }
 
-  /** Take in that a cell of a kernel has ended: what it has done is in no snapshot yet. */
+  /** Take in that a cell of a kernel has begun or ended: what it has done is in no snapshot yet. */
   ran(kernelId: string | undefined): void {
     const kernel = this._kernels.kernels.find(({ kernel_id }) => kernel_id === kernelId);
     if (kernel?.unsaved === null) {

@@ -1,6 +1,7 @@
 /** What notebooks show of it: which one the person is at, and which cells a restore has left behind. */
 
-import type { NotebookPanel, INotebookTracker } from '@jupyterlab/notebook';
+import type { Cell, CodeCell } from '@jupyterlab/cells';
+import type { INotebookTracker, Notebook, NotebookPanel } from '@jupyterlab/notebook';
 import { NotebookActions } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Actions } from './actions';
@@ -10,6 +11,10 @@ import { isStale } from './stale';
 import type { IExecuted, IKernel, INotebook, ISnapshot } from './types';
 
 const STALE = 'jp-gpuckpt-mod-stale';
+/** How the error is called that a cell ends with which ran when its kernel was put back to a snapshot. */
+const ENDED = 'RestoreFailed';
+/** JupyterLab's class of where a cell asks for input. */
+const ASKS = 'jp-OutputArea-stdin-item';
 
 /** Keep the model's notebook the one that the person is at. */
 export function trackNotebook(tracker: INotebookTracker, model: Model): void {
@@ -39,15 +44,38 @@ export function trackNotebook(tracker: INotebookTracker, model: Model): void {
     panel.context.pathChanged.connect(update);
     void sessionContext.ready.then(update);
   });
+  const panelOf = (notebook: Notebook): NotebookPanel | undefined =>
+    tracker.find(({ content }) => content === notebook);
+  const mayHaveSaved = (cell: Cell): boolean => cell.model.sharedModel.getSource().includes('gpuckpt');
+  // What runs can be undone, too.
+  NotebookActions.executionScheduled.connect((_, { cell, notebook }) => {
+    if (!mayHaveSaved(cell)) {
+      model.ran(panelOf(notebook)?.sessionContext.session?.kernel?.id);
+    }
+  });
   // A cell may have saved or restored; one that ran for a moment only is not worth a question each.
-  NotebookActions.executed.connect((_, { cell, notebook }) => {
-    if (cell.model.sharedModel.getSource().includes('gpuckpt')) {
+  NotebookActions.executed.connect((_, { cell, notebook, error }) => {
+    const panel = panelOf(notebook);
+    if (error?.errorName === ENDED) {
+      endInput(cell, panel);
+    }
+    if (mayHaveSaved(cell)) {
       model.refresh();
     } else {
-      model.ran(tracker.find(({ content }) => content === notebook)?.sessionContext.session?.kernel?.id);
+      model.ran(panel?.sessionContext.session?.kernel?.id);
     }
   });
   update();
+}
+
+/** Ask for no input that a cell has waited for which ended: until there is some, JupyterLab executes no other cell. */
+function endInput(cell: Cell, panel: NotebookPanel | undefined): void {
+  const asks = (cell as CodeCell).outputArea.widgets.filter(output => output.hasClass(ASKS));
+  const kernel = panel?.sessionContext.session?.kernel;
+  if (kernel && asks.length > 0) {
+    asks.forEach(output => output.dispose());
+    kernel.hasPendingInput = false;
+  }
 }
 
 /** Ask once whether to resume the hibernated kernel of a notebook that was opened with a fresh one. */

@@ -91,3 +91,15 @@ def test_cells_are_undone_and_redone(lab: Server, open_window: OpenWindow) -> No
     window.sidebar.get_by_role("button", name="2 automatic").click()
     expect(lines).to_have_text([re.compile(f"x = {number}") for number in (3, 2, 1)])
     assert window.accessibility_faults("#jp-gpuckpt-sidebar") == []
+
+
+def test_a_cell_that_asks_for_input_is_undone_and_the_next_one_runs(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "input.ipynb")
+    window.run("x = 1")
+    window.save("before")
+    asks = window.begin("x = input('How many? ')").locator(".jp-Stdin-input")
+    asks.wait_for()
+    window.toolbar("gpuckpt-undo").locator('jp-button[aria-disabled="false"]').click()
+    window.is_told("Undone in")
+    expect(asks).to_have_count(0)
+    assert window.value("x") == "1"
