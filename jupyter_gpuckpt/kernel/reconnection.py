@@ -21,7 +21,7 @@ from ..checked import from_json, to_json
 from ..errors import GpuckptError, RestoreFailed
 from ..operations import results
 from ..spelling import in_a_cell
-from . import cpu_time, debugger, hooks, new_environment, rebinding, renewal, show, start_times
+from . import cpu_time, debugger, hooks, new_environment, rebinding, renewal, show, start_times, widgets
 from .cells import Asked
 from .clients import COMING_BACK, until_all_is_sent, wait_for_peers
 
@@ -184,6 +184,7 @@ class Reconnection:
         self._be_heard("restored")
         if self._agent.sleeping.is_asleep:
             self._agent.cells.announce("waking")
+        widgets.send_states(self._agent.kernel)
         if panels or self._agent.panels:
             from . import panel
 

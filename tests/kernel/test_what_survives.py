@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notebooks import Notebook, StartKernel, wait_until
+from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 
 def save(notebook: Notebook, name: str = "here") -> None:
@@ -903,6 +903,21 @@ def test_widgets_answer_the_browser(notebook: Notebook) -> None:
     assert value(notebook, "slider.value, seen") == "(3, [])"
     move(7)
     assert value(notebook, "slider.value, seen") == "(7, [7])"
+
+
+def test_pages_are_told_how_widgets_are_in_a_restored_kernel(notebook: Notebook) -> None:
+    notebook.run("import ipywidgets; output, slider = ipywidgets.Output(), ipywidgets.IntSlider(value=3)")
+    slider, output = value(notebook, "slider.model_id"), value(notebook, "output.model_id")
+    save(notebook)
+    notebook.run("slider.value = 5")
+    restore(notebook)
+    told: dict[str, dict[str, object]] = {}
+    while slider not in told:
+        message = notebook.client.get_iopub_msg(timeout=PATIENCE)
+        if message["msg_type"] == "comm_msg" and message["content"]["data"]["method"] == "update":
+            told[message["content"]["comm_id"]] = message["content"]["data"]["state"]
+    assert told[slider]["value"] == 3
+    assert output not in told, "what pages have put there may be in no snapshot"
 
 
 def rows() -> list[tuple[int, int, str]]:

@@ -103,3 +103,14 @@ def test_a_cell_that_asks_for_input_is_undone_and_the_next_one_runs(lab: Server,
     window.is_told("Undone in")
     expect(asks).to_have_count(0)
     assert window.value("x") == "1"
+
+
+def test_a_widget_shows_what_the_kernel_has_after_an_undo(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "widget.ipynb")
+    shows = window.run("import ipywidgets; slider = ipywidgets.IntSlider(3); slider").locator(".widget-readout")
+    expect(shows).to_have_text("3")
+    window.save("before")
+    window.run("slider.value = 5")
+    expect(shows).to_have_text("5")
+    window.toolbar("gpuckpt-undo").locator('jp-button[aria-disabled="false"]').click()
+    expect(shows).to_have_text("3")
