@@ -176,6 +176,9 @@ class Requests:
             if request.needs_awake or (request.takes_asleep and not await self._can_be_taken_asleep()):
                 await awaken(keeper, OperationProgress(operation, on_progress))
             done = await _OPERATIONS[kind](keeper, operation, request, on_progress)
+            if isinstance(request, asked.Restore) and request.resume:  # what was chosen for it has come back, too
+                self.auto_sleep.look_again()
+                self.auto_save.look_again()
             result = "" if isinstance(done, Slept | Woken) and done.already else "done"
             if kind == "wake" and result:
                 keeper.woken = WakeNote(at=now(), seconds=time.monotonic() - began)

@@ -85,6 +85,25 @@ def test_a_resumed_kernel_has_what_was_chosen_for_it_and_the_new_server_s_settin
         _stop(server)
 
 
+def test_what_was_chosen_is_heeded_from_the_moment_that_a_kernel_is_resumed_in_another_one_s_place(
+    tmp_path: Path,
+) -> None:
+    how = {"GPUCKPT_HIBERNATE_ON": "stop", "GPUCKPT_SLEEP_WITHOUT_GPU": "on"}
+    with running(tmp_path, **how) as server:
+        with server.connected(_opened(server)) as notebook:
+            notebook.run("%gpuckpt auto on --every 2s\n%gpuckpt autosleep 1s")
+        _stop(server)
+    with running(tmp_path, **how) as server:
+        kernel = _opened(server)
+        (name,) = _hibernated(server)
+        server.finish(server.ask("POST", f"hibernated/{name}/resume", {"kernel_id": kernel}, 202))
+        wait_until(lambda: server.ask("GET", "kernels")["kernels"][0]["state"] == "sleeping")
+        with server.connected(kernel) as notebook:
+            notebook.client.execute("import time\nwhile True: time.sleep(0.1)")
+            wait_until(lambda: any(one["automatic"] for one in server.ask("GET", "snapshots")["snapshots"]))
+            server.request("POST", f"api/kernels/{kernel}/interrupt").raise_for_status()
+
+
 def test_what_a_resumed_kernel_had_done_that_was_in_no_other_snapshot_is_kept_by_a_restore(tmp_path: Path) -> None:
     """That it came from is removed when it is back."""
     with running(tmp_path, **_HUB) as server:

@@ -138,7 +138,11 @@ class AutoSave:
             keeper.state.auto = given if request.switch == "on" else None
             keeper.note_state()
             keeper.not_saved_by_itself = ""
-            self._began = time.monotonic()
             self._is_new = request.switch == "on" and request.every is None
-            keeper.became_idle.set()  # what waits for the end of a cell waits for that no longer
+            self.look_again()
         return auto_saving(keeper)
+
+    def look_again(self) -> None:
+        """Take note that the rule has changed."""
+        self._began = time.monotonic()
+        self._keeper.became_idle.set()  # what waits for the end of a cell waits for that no longer
