@@ -97,11 +97,11 @@ def test_what_was_chosen_is_heeded_from_the_moment_that_a_kernel_is_resumed_in_a
         kernel = _opened(server)
         (name,) = _hibernated(server)
         server.finish(server.ask("POST", f"hibernated/{name}/resume", {"kernel_id": kernel}, 202))
-        wait_until(lambda: server.ask("GET", "kernels")["kernels"][0]["state"] == "sleeping")
         with server.connected(kernel) as notebook:
             notebook.client.execute("import time\nwhile True: time.sleep(0.1)")
             wait_until(lambda: any(one["automatic"] for one in server.ask("GET", "snapshots")["snapshots"]))
             server.request("POST", f"api/kernels/{kernel}/interrupt").raise_for_status()
+        wait_until(lambda: server.ask("GET", "kernels")["kernels"][0]["state"] == "sleeping")
 
 
 def test_what_a_resumed_kernel_had_done_that_was_in_no_other_snapshot_is_kept_by_a_restore(tmp_path: Path) -> None:
