@@ -184,11 +184,11 @@ class Reconnection:
         self._be_heard("restored")
         if self._agent.sleeping.is_asleep:
             self._agent.cells.announce("waking")
-        widgets.send_states(self._agent.kernel)
         if panels or self._agent.panels:
             from . import panel
 
             panel.resume(self._agent, panels, name)
+        widgets.send_states(self._agent.kernel)
 
     def woken(self, token: str, requests: list[list[str]]) -> dict[str, Any]:
         """This kernel was hibernated: go on, and execute what came meanwhile; once, however often it is told."""
