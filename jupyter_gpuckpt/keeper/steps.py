@@ -46,15 +46,25 @@ def back(keeper: Keeper, steps: int, asked_by: Mapping[str, Any] | None) -> Mani
         there = f"There {'is' if before == 1 else 'are'} only {before}" if before > 0 else "There is no"
         if keeper.state.auto is None:
             then = "`gpuckpt auto @ on` saves it after each cell from now on."
+        elif before > 0:
+            then = "`gpuckpt log` shows all that can be restored."
         else:
-            anew = "" if before > 0 else "To begin anew, restart the kernel. "
-            then = f"{anew}`gpuckpt log` shows all that can be restored."
+            then = _instead_of_undo(keeper)
         raise Refused(
             "Nothing was undone.",
             f"{there} {'snapshots' if before > 1 else 'snapshot'} before what the {{kernel}} is now.",
             then,
         )
     return line[at]
+
+
+def _instead_of_undo(keeper: Keeper) -> str:
+    """Return what to do where the kernel came from no snapshot, such as after a crash."""
+    owner = owner_of(keeper)
+    latest = next((one for one in keeper.store.list() if owner.saved(one) and one.id != keeper.state.parent_id), None)
+    if latest is None:
+        return "To begin anew, restart the kernel."
+    return f"To go to the latest snapshot: `gpuckpt restore @ {name_of(latest.name)}`. `gpuckpt log` shows all."
 
 
 def forward(keeper: Keeper, steps: int) -> Manifest:

@@ -300,13 +300,16 @@ def _from(label: str, store: Store) -> str:
 def latest_own(store: Store, owner: Owner) -> str:
     """Return the key of the newest snapshot of this kernel or its notebook, or else of what it came from.
 
+    An automatic one counts where there is no other: it is what was there before a crash.
+
     Raises
     ------
     NoSuchSnapshot : there is none; it says which there are of others.
     """
     manifests = [manifest for manifest in store.list() if bool(manifest.kernel.get("job")) == bool(owner.job)]
-    of_somebody = (m for m in manifests if not is_automatic(m))  # the last automatic one is what the kernel is
-    own = next((m for m in of_somebody if owner.saved(m)), None) or next(owner.line(store), None)
+    saved = [manifest for manifest in manifests if owner.saved(manifest)]
+    of_somebody = (manifest for manifest in saved if not is_automatic(manifest))
+    own = next(of_somebody, None) or next(owner.line(store), None) or next(iter(saved), None)
     if own is not None:
         return own.name
     if owner.job:

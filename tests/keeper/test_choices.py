@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from keeper_faults import status
+from keeper_faults import names, status
 from notebooks import Notebook, StartKernel, wait_until
 
 pytestmark = [pytest.mark.criu, pytest.mark.shared_kernel(False)]
@@ -33,6 +33,19 @@ def test_a_restart_leaves_what_was_chosen(start: StartKernel, crashes: bool) -> 
     for _ in range(2):
         _restart(notebook)
         assert _chosen(notebook) == chosen
+
+
+def test_what_was_saved_before_a_crash_is_what_a_restore_without_a_name_goes_to(start: StartKernel) -> None:
+    notebook = start()
+    notebook.run("%gpuckpt auto on")
+    notebook.run("x = 1")
+    wait_until(lambda: "auto-2" in names())
+    notebook.client.execute("import os; os._exit(1)")
+    wait_until(lambda: not notebook.manager.is_alive())
+    _restart(notebook)
+    assert "To go to the latest snapshot: `%gpuckpt restore auto-2`" in notebook.fails("%gpuckpt undo").text
+    notebook.run("%gpuckpt restore")
+    assert notebook.value("x") == "1"
 
 
 def test_what_was_switched_off_stays_so_whatever_the_settings_say(
