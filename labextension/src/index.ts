@@ -13,7 +13,7 @@ import { addCommands } from './commands';
 import { Follower } from './follow';
 import { CommandIDs } from './ids';
 import { Model } from './model';
-import { markStaleCells, offerToReconnect, offerToResume, trackNotebook } from './notebooks';
+import { markStaleCells, offerAfterCrash, offerToReconnect, offerToResume, trackNotebook } from './notebooks';
 import { followPreferences } from './preferences';
 import { addRunning } from './running';
 import { Sidebar } from './sidebar';
@@ -111,6 +111,7 @@ function activate(
   markStaleCells(tracker, model, trans);
   offerToResume(model, actions);
   offerToReconnect(tracker, model, actions);
+  offerAfterCrash(tracker, model, follower, trans);
   // Terminals and consoles save, too.
   labShell?.currentChanged.connect(() => model.refresh());
   void app.restored.then(() => {

@@ -114,3 +114,15 @@ def test_a_widget_shows_what_the_kernel_has_after_an_undo(lab: Server, open_wind
     expect(shows).to_have_text("5")
     window.toolbar("gpuckpt-undo").locator('jp-button[aria-disabled="false"]').click()
     expect(shows).to_have_text("3")
+
+
+def test_what_was_saved_before_a_crash_is_offered(lab: Server, open_window: OpenWindow) -> None:
+    window = open_window(lab, "crash.ipynb")
+    window.run("%gpuckpt auto on")
+    _run_saved(window, "x = 1")
+    window.begin("import os; os.kill(os.getpid(), 9)")
+    window.accept("Ok")
+    told = window.is_told("The kernel died, and a fresh one was started. Last saved: auto-2, less than a minute ago.")
+    window.answer(told, "Restore auto-2")
+    window.is_told("Restored auto-2")
+    assert _look(window, "x") == "1"
