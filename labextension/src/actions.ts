@@ -1,6 +1,6 @@
 /** What a person can do with kernels and snapshots, with the questions that come before. Loaded when first wanted. */
 
-import { Clipboard, Dialog, showDialog } from '@jupyterlab/apputils';
+import { Clipboard, Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Widget } from '@lumino/widgets';
 import {
@@ -16,7 +16,7 @@ import {
 } from './bodies';
 import { CompareBody } from './compare';
 import { ApiError } from './api';
-import { isOf } from './arrange';
+import { isHibernated, isOf } from './arrange';
 import type { Follower } from './follow';
 import { ago, size } from './format';
 import { Keeping } from './keeping';
@@ -24,7 +24,7 @@ import type { Model } from './model';
 import { nameOf, suggest } from './names';
 import { kernelText } from './sleeping';
 import { savesItself, type Step } from './steps';
-import type { IError, IKernel, ILog, ISnapshot } from './types';
+import type { IError, IKernel, ILog, INotebook, ISnapshot } from './types';
 import { sinceText, unsavedText } from './unsaved';
 
 /** A notebook that is open, and ways to make another of it. */
@@ -292,6 +292,26 @@ export class Actions {
     if (asked.button.accept) {
       await this.resume(snapshot);
     }
+  }
+
+  /** Offer what was saved last of a notebook, whose kernel has died: a fresh one is there in its place. */
+  async offerLast(notebook: INotebook): Promise<void> {
+    const { follower, model, trans } = this;
+    await model.refreshed();
+    const isLeft = (snapshot: ISnapshot): boolean =>
+      isOf(snapshot, notebook) && !isHibernated(snapshot) && !snapshot.job;
+    const [latest] = model.snapshots.filter(isLeft);
+    const { kernelId } = notebook;
+    if (latest === undefined || kernelId === null) {
+      return;
+    }
+    const { label, name, created } = latest;
+    const restore = (): void => void follower.run(() => model.api.operate('restore', kernelId, { from: name }));
+    const saved = sinceText(created, new Date(), trans);
+    Notification.warning(trans.__('The kernel died, and a fresh one was started. Last saved: %1, %2.', label, saved), {
+      autoClose: false,
+      actions: [{ label: trans.__('Restore %1', label), callback: restore }]
+    });
   }
 
   /** Ask whether a notebook is to have the kernel back that outlived its server; not where work has begun anew. */

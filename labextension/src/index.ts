@@ -111,7 +111,7 @@ function activate(
   markStaleCells(tracker, model, trans);
   offerToResume(model, actions);
   offerToReconnect(tracker, model, actions);
-  offerAfterCrash(tracker, model, follower, trans);
+  offerAfterCrash(tracker, actions);
   // Terminals and consoles save, too.
   labShell?.currentChanged.connect(() => model.refresh());
   void app.restored.then(() => {

@@ -1,16 +1,13 @@
 /** What notebooks show of it: which one the person is at, and which cells a restore has left behind. */
 
-import { Notification } from '@jupyterlab/apputils';
 import type { Cell, CodeCell } from '@jupyterlab/cells';
 import type { INotebookTracker, Notebook, NotebookPanel } from '@jupyterlab/notebook';
 import { NotebookActions } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Actions } from './actions';
 import { isHibernated, isOf } from './arrange';
-import type { Follower } from './follow';
 import type { Model } from './model';
 import { isStale } from './stale';
-import { sinceText } from './unsaved';
 import type { IExecuted, IKernel, INotebook, ISnapshot } from './types';
 
 const STALE = 'jp-gpuckpt-mod-stale';
@@ -114,41 +111,14 @@ export function offerToReconnect(tracker: INotebookTracker, model: Model, action
 }
 
 /** Offer the last snapshot of a notebook whose kernel died, and was started anew by itself. */
-export function offerAfterCrash(
-  tracker: INotebookTracker,
-  model: Model,
-  follower: Follower,
-  trans: TranslationBundle
-): void {
-  const offer = async (panel: NotebookPanel): Promise<void> => {
-    await model.refreshed();
-    const notebook = describe(panel);
-    const isLeft = (snapshot: ISnapshot): boolean =>
-      isOf(snapshot, notebook) && !isHibernated(snapshot) && !snapshot.job;
-    const [latest] = model.snapshots.filter(isLeft);
-    const { kernelId } = notebook;
-    if (latest === undefined || kernelId === null) {
-      return;
-    }
-    const { label, name, created } = latest;
-    const saved = sinceText(created, new Date(), trans);
-    Notification.warning(trans.__('The kernel died, and a fresh one was started. Last saved: %1, %2.', label, saved), {
-      autoClose: false,
-      actions: [
-        {
-          label: trans.__('Restore %1', label),
-          callback: () => void follower.run(() => model.api.operate('restore', kernelId, { from: name }))
-        }
-      ]
-    });
-  };
+export function offerAfterCrash(tracker: INotebookTracker, actions: () => Promise<Actions>): void {
   tracker.widgetAdded.connect((_, panel) => {
     let died = false;
     panel.sessionContext.statusChanged.connect((_, status) => {
       died ||= status === 'autorestarting';
       if (died && status === 'idle') {
         died = false;
-        void offer(panel);
+        void actions().then(does => does.offerLast(describe(panel)));
       }
     });
   });
