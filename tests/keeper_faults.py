@@ -147,6 +147,7 @@ class Asked:
         deadline = time.monotonic() + timeout
         while self._content is None:
             self._take(max(0.01, deadline - time.monotonic()))
+        self._notebook.look_at_outputs()
         return self._content
 
 

@@ -67,6 +67,7 @@ class Notebook:
                 answer.ename, answer.evalue = content["ename"], content["evalue"]
                 answer.shown.append(_ANSI.sub("", "\n".join(content["traceback"])))
 
+        self.look_at_outputs()
         reply = self.client.execute_interactive(code, output_hook=hook, timeout=timeout)
         if reply["content"]["status"] == "aborted" and ipykernel.version_info < (7,):
             # It aborts what comes behind an error for a moment longer than it says that it is busy.
@@ -106,10 +107,13 @@ class Notebook:
         """Return what an expression prints."""
         return self.run(f"print({expression})").text
 
+    def look_at_outputs(self) -> None:
+        """Subscribe to them again after a restore, as a client does when it looks; the kernel waits for that."""
+        self.client.iopub_channel.socket.poll(0)
+
     def look(self, expression: str) -> str:
         """Return the representation of a value, which is asked for without a cell of the user's."""
-        # After a restore a client subscribes again when it looks at its outputs, and the kernel waits for that.
-        self.client.iopub_channel.socket.poll(0)
+        self.look_at_outputs()
         asked = self.client.execute("", silent=True, user_expressions={"said": expression})
         while (reply := self.reply())["parent_header"]["msg_id"] != asked:
             pass
