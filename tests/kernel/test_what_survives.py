@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from keeper_faults import Asked
 from notebooks import PATIENCE, Notebook, StartKernel, wait_until
 
 
@@ -910,12 +911,13 @@ def test_pages_are_told_how_widgets_are_in_a_restored_kernel(notebook: Notebook)
     slider, output = value(notebook, "slider.model_id"), value(notebook, "output.model_id")
     save(notebook)
     notebook.run("slider.value = 5")
-    restore(notebook)
+    restoring = Asked(notebook, "%gpuckpt restore here")
     told: dict[str, dict[str, object]] = {}
     while slider not in told:
         message = notebook.client.get_iopub_msg(timeout=PATIENCE)
         if message["msg_type"] == "comm_msg" and message["content"]["data"]["method"] == "update":
             told[message["content"]["comm_id"]] = message["content"]["data"]["state"]
+    assert restoring.answer()["status"] == "ok"
     assert told[slider]["value"] == 3
     assert output not in told, "what pages have put there may be in no snapshot"
 
