@@ -16,6 +16,7 @@ __all__ = [
     "DriverError",
     "Elsewhere",
     "ForkFailed",
+    "GpuFailed",
     "GpuckptError",
     "Incompatible",
     "KeeperGone",
@@ -138,6 +139,10 @@ class Cancelled(GpuckptError):
 
 class SaveFailed(GpuckptError):
     """A save failed and was undone: the kernel continues as before."""
+
+
+class GpuFailed(SaveFailed):
+    """A GPU has failed for the kernel, so that it can never be saved as it is."""
 
 
 class RestoreFailed(GpuckptError):

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from .. import settings
-from ..errors import DriverError, KernelLost, KernelWaits, NoRoomYet, SaveFailed
+from ..errors import DriverError, GpuFailed, KernelLost, KernelWaits, NoRoomYet, SaveFailed
 from ..linux import processes
 from .cuda_calls import CudaWorker, Gpu, State, Usage
 from .cuda_preflight import (
@@ -293,7 +293,7 @@ def still_at_work(pid: int) -> SaveFailed:
 
 def _save_failed(error: DriverError) -> SaveFailed:
     call, name, pid = error.data["call"], error.data["name"], error.data["pid"]
-    why, then = f"{error.what} {error.why}", error.then
+    why, then, kind = f"{error.what} {error.why}", error.then, SaveFailed
     if pid is not None and ended(pid):
         why, then = f"process {pid} of the {{kernel}} ended meanwhile", "Save again."
     elif name in _FAILED:
@@ -301,7 +301,8 @@ def _save_failed(error: DriverError) -> SaveFailed:
             f"the GPU has failed for process {pid} ({name}): a program on it did what it must not, and CUDA does "
             "nothing more for this process"
         )
-        then = "Restore a snapshot from before (`gpuckpt restore @`), or {restart}."
+        then = "To go back to a snapshot from before: `gpuckpt undo @` or `gpuckpt restore @`. Or {restart}."
+        kind = GpuFailed
     elif call == "lock" and name in ("CUDA_ERROR_NOT_READY", "TIMEOUT"):
         why = f"work on the GPU of process {pid} did not pause within the time limit"
         then = "Wait until the GPU work is done and try again, or raise GPUCKPT_LOCK_TIMEOUT (seconds)."
@@ -326,7 +327,7 @@ def _save_failed(error: DriverError) -> SaveFailed:
             "copied out for a save. If it has been started so: save again when none of its threads computes, and "
             "declare no variables `__managed__`."
         )
-    return SaveFailed(
+    return kind(
         "The save failed before anything was written; the {kernel} keeps running.",
         why,
         then,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from notebooks import Notebook, StartKernel
+from notebooks import Notebook, StartKernel, wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -56,6 +56,26 @@ def test_a_gpu_that_has_failed_for_the_kernel_is_as_it_was_after_a_restore(
         assert notebook.run(_NEXT).text == went_on
     notebook.run("%gpuckpt save again", timeout=120)
     assert "broken" not in notebook.run("%gpuckpt list").text
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["later", "at once"])
+def test_a_cell_that_has_broken_the_gpu_is_undone(start: StartKernel, *, goes_on: bool) -> None:
+    """What it was before cannot be kept, as another undo would: nothing of it can be saved."""
+    notebook = start()
+    notebook.run("%gpuckpt auto on")
+    notebook.run(_STATE, timeout=120)
+    with notebook.keeper as keeper:
+        wait_until(lambda: keeper.request("list")["snapshots"] and not keeper.request("status")["stage"], 60)
+    assert "CUDA error" in notebook.fails(f"n = 1; {_ASSERT}", timeout=120).text
+    if goes_on:
+        wait_until(lambda: "the GPU has failed" in notebook.run("%gpuckpt auto").text)
+        assert "%gpuckpt undo" in notebook.run("%gpuckpt auto").text
+    text = notebook.run("%gpuckpt undo", timeout=120).text
+    assert "Discarded, and in no snapshot" in text
+    assert "could not be saved first: the GPU has failed" in text
+    assert notebook.look("'n' in globals()") == "False"
+    assert float(notebook.value("float(x.double().sum())")) > 0
+    assert "Nothing was undone since" in notebook.fails("%gpuckpt redo").text
 
 
 def test_a_cell_that_found_no_memory_is_undone(saved: tuple[Notebook, str]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import settings
 from ...client.record import Operation
-from ...errors import Cancelled, GpuckptError, KernelLost, Refused
+from ...errors import Cancelled, GpuckptError, GpuFailed, KernelLost, Refused
 from ...freeze import cuda
 from ...linux import processes
 from ...operations.requests import Restore, Save
@@ -93,7 +93,7 @@ async def keep_unsaved(
         raise
     except GpuckptError as e:
         progress.check()
-        if request.keep:
+        if request.keep and not isinstance(e, GpuFailed):  # which cannot be kept at all, and is to be left all the more
             e.what = "Nothing was restored: the present state of the {kernel} could not be saved first."
             raise
         log.info("what the kernel has done since it was last saved is not kept: %s", e)
