@@ -7,7 +7,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from ipykernel.ipkernel import IPythonKernel
@@ -60,6 +60,12 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         self._senders = Senders(self.session)
         for kind in ("comm_open", "comm_msg", "comm_close"):
             self.shell_handlers[kind] = self._wakes(self.shell_handlers[kind])
+
+    @cached_property
+    def banner(self) -> str | None:
+        """IPython's, made once: it draws its tip from the user's random stream, and each client that connects asks."""
+        banner: str | None = super().banner
+        return banner
 
     def start(self) -> None:
         """Start as ipykernel does, and the agent and ``%gpuckpt`` with it."""

@@ -35,6 +35,20 @@ def test_a_kernel_that_was_started_by_someone_who_ignores_signals(start: StartKe
     )
 
 
+def test_a_client_that_connects_draws_nothing_from_the_users_random_stream(notebook: Notebook) -> None:
+    """As a page that is loaded anew, in a restored kernel, too: IPython picks a tip for each by `random`."""
+    notebook.run("import random; random.seed(1)")
+    state = notebook.look("random.getstate()")
+    notebook.wait_for_ready()
+    assert notebook.look("random.getstate()") == state
+    with notebook.keeper as keeper:
+        keeper.request("save", {"name": "here"})
+    notebook.run("random.seed(2)")
+    notebook.run("%gpuckpt restore here --discard")
+    notebook.wait_for_ready()
+    assert notebook.look("random.getstate()") == state
+
+
 def test_a_child_can_be_terminated(notebook: Notebook) -> None:
     notebook.run("import subprocess; child = subprocess.Popen(['sleep', '1000']); child.terminate()")
     assert notebook.value("child.wait(60)") == str(-signal.SIGTERM)
