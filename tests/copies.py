@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from notebooks import PATIENCE, Notebook, client_of
+from notebooks import PATIENCE, Answer, Notebook, client_of
 
 from jupyter_gpuckpt import settings
 from jupyter_gpuckpt.client import keepers
@@ -21,10 +21,18 @@ class Copy(Notebook):
     def __init__(self, told: dict[str, Any]) -> None:
         super().__init__(None, client_of(told["connection_file"]))  # type: ignore[arg-type]
         self.told = told
+        self._is_heard = False
 
     @property
     def folder(self) -> Path:
         return settings.kernels_dir() / str(self.told["id"])
+
+    def run(self, code: str, timeout: float = PATIENCE, allow_error: bool = False) -> Answer:
+        """Execute a cell as `Notebook.run`; before the first one, wait until what the copy says is heard."""
+        if not self._is_heard:
+            self.wait_for_ready()
+            self._is_heard = True
+        return super().run(code, timeout, allow_error)
 
     def close(self) -> None:
         """End the copy as `jupyter gpuckpt stop` does."""
