@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .. import settings
 from ..client.in_progress import RestoreInProgress
@@ -46,6 +46,7 @@ __all__ = ["Abilities", "Keeper"]
 
 log = logging.getLogger("gpuckpt.keeper")
 
+_T = TypeVar("_T")
 _FAREWELL = 20.0  # how long an ended kernel's keeper waits for the server to take note, in seconds
 _STILL = 1.0  # how long a killed kernel may take to execute nothing any more, in seconds
 _GOODBYE = 1.0  # how long a kernel that ends in its sleep has for what it does at its end, in seconds
@@ -114,7 +115,7 @@ class Keeper:
         self.became_idle = asyncio.Event()
         self._tidying: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._abilities: asyncio.Future[Abilities] = asyncio.get_running_loop().create_future()
 
     @functools.cached_property
@@ -359,8 +360,9 @@ class Keeper:
         """
         if self.lease is None or self.lease.id != snapshot_id:
             self.drop_lease()
-            launch = self.launch
-            self.lease = self.store.lease(snapshot_id, launch.notebook or launch.job or f"Kernel {launch.kernel_id}")
+            from .owner import owner_of  # likewise
+
+            self.lease = self.store.lease(snapshot_id, owner_of(self).title)
 
     def drop_lease(self) -> None:
         """Leave a hibernated kernel to whoever brings it back."""
@@ -501,8 +503,8 @@ class Keeper:
 
     # -- beside the operations
 
-    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something that nobody waits for."""
+    def in_background(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Do something that need not be waited for."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

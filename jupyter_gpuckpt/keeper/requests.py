@@ -99,8 +99,13 @@ class Requests:
         return await self._do(request_of(op, args), store, on_progress)
 
     async def do_by_itself(self, request: Long[Any], on_progress: ProgressCallback) -> Any:
-        """Do what nobody asked for: nobody cancels it, either."""
-        return await self._do(replace(request, operation=new_operation_id()), None, on_progress)
+        """Do what nobody asked for: nobody cancels it, either.
+
+        It is brought to its end as what a client asks for is, also where who waits here is cancelled: the kernel has
+        ended then, but not a save that is being written.
+        """
+        doing = self._do(replace(request, operation=new_operation_id()), None, on_progress)
+        return await asyncio.shield(self.keeper.in_background(doing))
 
     async def _do(self, request: Request[Any], store: Store | None, on_progress: ProgressCallback) -> Any:
         keeper = self.keeper

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import GpuckptError, Refused
 from ..operations.choices import AutoSave
 from ..operations.results import AUTOMATIC, AutoSaving, RunningCell
+from ..snapshots.naming import own_to_come
 from ..snapshots.saved import kernel_of
 from ..snapshots.summary import is_automatic, is_of
 from ..store import Manifest, name_of
@@ -61,6 +62,9 @@ def back(keeper: Keeper, steps: int, asked_by: Mapping[str, Any] | None) -> Mani
 def _instead_of_undo(keeper: Keeper) -> str:
     """Return what to do where the kernel came from no snapshot, such as after a crash."""
     owner = owner_of(keeper)
+    if (coming := own_to_come(keeper.store, owner)) is not None:
+        name = name_of(coming.key)
+        return f"{name} is still being written; `gpuckpt restore @ {name}` waits for it."
     latest = next((one for one in keeper.store.list() if owner.saved(one) and one.id != keeper.state.parent_id), None)
     if latest is None:
         return "To begin anew, restart the kernel."

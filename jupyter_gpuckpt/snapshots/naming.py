@@ -7,6 +7,7 @@ The store knows snapshots by their keys (`store.names`), people by a name and a 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from .. import __version__, settings
 from ..errors import Damaged, GpuckptError, NoSuchSnapshot, NotOwn, Refused, Untrusted
 from ..operations.results import AUTOMATIC, Summary
-from ..store import Manifest, Store, check_key, check_name, key_of, name_of, name_taken
+from ..store import BeingSaved, Manifest, Store, check_key, check_name, key_of, name_of, name_taken
 from .summary import is_automatic, is_of, is_of_notebook, labels, notebooks, summary
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "follow",
     "latest_own",
     "new_key",
+    "own_to_come",
     "path_after",
     "refuse_other_kind",
 ]
@@ -56,6 +58,11 @@ class Owner:
     def word(self) -> str:
         """What to call it at the beginning of a sentence."""
         return "This job" if self.job else "This notebook" if self.notebook else "This kernel"
+
+    @property
+    def title(self) -> str:
+        """What others who have the store are told of who saves a snapshot, or has a hibernated kernel."""
+        return self.notebook or self.job or f"Kernel {self.kernel_id}"
 
     def saved(self, manifest: Manifest) -> bool:
         """Tell whether a snapshot is this kernel's, or its notebook's."""
@@ -297,6 +304,14 @@ def _from(label: str, store: Store) -> str:
     return f"`gpuckpt restore @ --from {shlex.quote(label)}{where}`"
 
 
+def own_to_come(store: Store, owner: Owner) -> BeingSaved | None:
+    """Return what another process is saving for this kernel or its notebook, if anything.
+
+    That of a kernel which was restarted, or has died, goes on with what it had taken.
+    """
+    return next((s for s in store.being_saved() if s.by == owner.title and s.pid != os.getpid()), None)
+
+
 def latest_own(store: Store, owner: Owner) -> str:
     """Return the key of the newest snapshot of this kernel or its notebook, or else of what it came from.
 
@@ -304,12 +319,17 @@ def latest_own(store: Store, owner: Owner) -> str:
 
     Raises
     ------
-    NoSuchSnapshot : there is none; it says which there are of others.
+    NoSuchSnapshot : there is none; it says which there are of others. Or it is being saved by another process, such as
+        the keeper before this one.
     """
+    coming = own_to_come(store, owner)
     manifests = [manifest for manifest in store.list() if bool(manifest.kernel.get("job")) == bool(owner.job)]
     saved = [manifest for manifest in manifests if owner.saved(manifest)]
     of_somebody = (manifest for manifest in saved if not is_automatic(manifest))
-    own = next(of_somebody, None) or next(owner.line(store), None) or next(iter(saved), None)
+    own = next(of_somebody, None) or next(owner.line(store), None)
+    if coming is not None and (own is None or not name_of(coming.key).startswith(AUTOMATIC)):
+        raise store.is_being_saved(coming)
+    own = own or next(iter(saved), None)
     if own is not None:
         return own.name
     if owner.job:

@@ -35,7 +35,7 @@ from .postponed import Postponed
 from .reading import Parts
 from .sessions import Holder, Session
 from .snapshot import Snapshot
-from .store import Store
+from .store import BeingSaved, Store
 from .upkeep.collect import Collected
 from .working_folder import WorkingFolder
 from .writer import Writer
@@ -46,6 +46,7 @@ __all__ = [
     "HOLE",
     "MAX_NAME",
     "Bases",
+    "BeingSaved",
     "Changed",
     "Chunk",
     "Collected",

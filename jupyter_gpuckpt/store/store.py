@@ -44,13 +44,16 @@ from .writer import Choose, Writer
 
 T = TypeVar("T")
 
-__all__ = ["Store"]
+__all__ = ["BeingSaved", "Store"]
 
 
 @dataclass(frozen=True)
 class BeingSaved:
     """A snapshot that is not there yet."""
 
+    key: str
+    pid: int
+    """Of the process that saves it, where that runs on this machine."""
     by: str
     """Which notebook or kernel is saved so."""
     since: str
@@ -736,27 +739,32 @@ class Store:
             except FileNotFoundError:
                 raise self._no_such(name) from None
 
-    def being_saved(self, name: str) -> BeingSaved | None:
-        """Return who saves a snapshot of this name at this moment, and how far that is; None where nobody does."""
+    def being_saved(self) -> Iterator[BeingSaved]:
+        """Yield what is being saved at this moment, and how far that is."""
         with suppress(OSError):
             for session in held(self._layout.locks):
                 found = holder(self._layout.locks, session)
-                if found is not None and found.work == "save" and name_of(found.name) == name_of(name):
+                if found is not None and found.work == "save":
                     sizes = pack_sizes(self._layout).items()
                     written = sum(size for pack, size in sizes if session_of(pack) == session)
-                    return BeingSaved(found.by or f"Process {found.pid}", found.since, written)
-        return None
+                    by = found.by or f"Process {found.pid}"
+                    yield BeingSaved(found.name, found.pid, by, found.since, written)
+
+    def is_being_saved(self, saving: BeingSaved) -> NoSuchSnapshot:
+        """Return the error for a snapshot that is being saved; ``data["saving"]`` is true."""
+        name = name_of(saving.key)
+        return NoSuchSnapshot(
+            f"The snapshot {name} is still being saved.",
+            f"{saving.by} has been saving it since {saving.since}; {saving.written / 1e6:,.0f} MB are written.",
+            "Try again when that is done, or run `gpuckpt restore @`, which waits for it.",
+            name=name,
+            saving=True,
+        )
 
     def _no_such(self, name: str) -> NoSuchSnapshot:
-        saving = self.being_saved(name)
-        if saving is not None:
-            return NoSuchSnapshot(
-                f"The snapshot {name} is still being saved.",
-                f"{saving.by} has been saving it since {saving.since}; {saving.written / 1e6:,.0f} MB are written.",
-                "Try again when that is done, or run `gpuckpt restore @`, which waits for it.",
-                name=name,
-                saving=True,
-            )
+        for saving in self.being_saved():
+            if name_of(saving.key) == name_of(name):
+                return self.is_being_saved(saving)
         try:
             names = sorted(set(map(name_of, self._layout.names())))
         except OSError:

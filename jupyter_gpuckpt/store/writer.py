@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -83,6 +84,8 @@ class Writer:
         self._layout = layout
         self._name = name
         self._replace = replace
+        self._at_work = threading.RLock()
+        self._is_given_up = False
         self._choose = choose
         self._sign = sign
         self._collect = collect
@@ -200,7 +203,15 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Give up what was not committed and delete it; harmless after a commit."""
+        """Give up what was not committed and delete it; harmless after a commit.
+
+        A commit in another thread is broken off, and its end waited for: it may be too late.
+        """
+        self._is_given_up = True
+        with self._at_work:
+            self._close()
+
+    def _close(self) -> None:
         self._packs.close()
         shutil.rmtree(self.directory, ignore_errors=True)
         if not self._commit.kept:
@@ -241,10 +252,10 @@ class Writer:
         ------
         NameTaken : another writer was first.
         StoreError : the disk refused; where ``data["in_doubt"]`` is true the snapshot is there,
-            but may be gone after a power cut.
+            but may be gone after a power cut. Or this writer was closed meanwhile.
         TypeError, ValueError : one of the objects is not JSON.
         """
-        with storing(f"The snapshot {self._name} could not be stored.", self._layout.root):
+        with self._at_work, storing(f"The snapshot {self._name} could not be stored.", self._layout.root):
             contents = self._contents = self._store_files(cut, progress)
             raw = contents.to_bytes()
             manifest = Manifest(
@@ -263,6 +274,7 @@ class Writer:
             )
             write_new(self._layout.contents_of(self.id), raw)
             sync_folder(self._layout.contents)
+            self._refuse_given_up()
             manifest = self._put_in_place(manifest)
         self._commit.make_last()
         # The snapshot is safe: what cannot be tidied up now is litter for a collection.
@@ -273,6 +285,10 @@ class Writer:
             with suppress(StoreError):
                 self._collect()
         return manifest
+
+    def _refuse_given_up(self) -> None:
+        if self._is_given_up:
+            raise StoreError(f"The snapshot {self._name} was not stored.", "It was given up meanwhile.", "Save again.")
 
     def _put_in_place(self, manifest: Manifest) -> Manifest:
         """Give the snapshot the name that is chosen now, and return its manifest."""
@@ -300,7 +316,12 @@ class Writer:
         merge(known.found, self._held)
         if any(isinstance(piece, Changed) for pieces in self._told.values() for piece in pieces):
             self._layout.allow_deltas()
-        report = (lambda done: progress("store", done, total)) if progress else (lambda _: None)
+
+        def report(done: int) -> None:
+            self._refuse_given_up()
+            if progress is not None:
+                progress("store", done, total)
+
         reader = PackReader(self._layout.packs)
         contents = Contents(store_files(sources, cut, known, reader, self._packs, report, self._told, self.bases))
         # Also those that were there before: a collection may be about to delete what no other snapshot needs.

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 import shutil
+import signal
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -600,6 +601,32 @@ def test_an_undo_waits_until_the_snapshot_before_it_is_written(slow_disk: Path, 
     assert first.stage == second.stage == f"waiting until {names(notebook)[-1]} is written"
     assert second.seconds > 1, "whoever waits is told every two seconds"
     assert notebook.value("x") == "1"
+
+
+@pytest.mark.shared_kernel(False)
+def test_what_is_being_written_when_the_kernel_dies_can_be_restored_in_the_next(
+    slow_disk: Path, start: StartKernel
+) -> None:
+    notebook = start()
+    notebook.run("%gpuckpt auto on")
+    run_saved(notebook, "x = 1")
+    slow_disk.touch()
+    notebook.run("x = 2")
+    with notebook.keeper as keeper:
+        wait_until(lambda: "auto-" in (keeper.request("list").get("writing") or ""))
+        os.kill(keeper.request("status")["pid"], signal.SIGKILL)
+    wait_until(lambda: not notebook.manager.is_alive())
+    notebook.manager.restart_kernel(now=True)
+    notebook.wait_for_ready()
+    (before,) = names(notebook)
+    assert "is still being written; `%gpuckpt restore auto-" in notebook.fails("%gpuckpt undo").text
+    told: list[Progress] = []
+    with notebook.keeper as keeper, ThreadPoolExecutor() as pool:
+        restoring = pool.submit(keeper.request, "restore", timeout=PATIENCE, progress=told.append)
+        wait_until(lambda: any("is saved" in one.stage for one in told))
+        slow_disk.unlink()
+        assert restoring.result()["name"] != before
+    assert notebook.value("x") == "2"
 
 
 @pytest.mark.shared_kernel(False)

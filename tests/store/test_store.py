@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,49 @@ def test_a_cancelled_commit_deletes_everything(store: Store) -> None:
         with pytest.raises(KeyboardInterrupt):
             writer.commit(message="", progress=cancel, **ABOUT)
     assert store.list() == []
+    assert litter(store) == []
+
+
+def test_a_commit_that_is_given_up_meanwhile_ends_before_anything_is_deleted(store: Store) -> None:
+    closing: list[threading.Thread] = []
+
+    def give_up(stage: str, done: int, total: int) -> None:
+        closing.append(threading.Thread(target=writer.close))
+        closing[-1].start()
+        closing[-1].join(0.2)
+        assert closing[-1].is_alive(), "it deletes what is being written"
+
+    writer = store.writer("it")
+    fill(writer)
+    with pytest.raises(StoreError, match="not stored"):
+        writer.commit(message="", progress=give_up, **ABOUT)
+    for thread in closing:
+        thread.join()
+    assert store.list() == []
+    assert litter(store) == []
+
+
+def test_a_snapshot_that_is_given_up_too_late_is_whole(store: Store) -> None:
+    is_named, goes_on = threading.Event(), threading.Event()
+
+    def choose() -> tuple[str, bool]:
+        is_named.set()
+        assert goes_on.wait(60)
+        return "it", False
+
+    writer = store.writer("it", choose=choose)
+    fill(writer)
+    committing = threading.Thread(target=writer.commit, kwargs={"message": "", **ABOUT})
+    committing.start()
+    assert is_named.wait(60)
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    closing.join(0.5)
+    assert closing.is_alive(), "it deletes what is being committed"
+    goes_on.set()
+    for thread in (committing, closing):
+        thread.join()
+    assert read_back(store, "it") == FILES
     assert litter(store) == []
 
 

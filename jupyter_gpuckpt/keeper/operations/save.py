@@ -199,8 +199,7 @@ def _writer(keeper: Keeper, store: Store, operation: Operation, replace: bool) -
         return choose_key(store, operation.name, owner_of(keeper), replace=replace)
 
     key, replaces = choose()
-    by = keeper.launch.notebook or keeper.launch.job or f"Kernel {keeper.launch.kernel_id}"
-    return store.writer(key, replace=replaces, quota=quota, choose=choose, by=by)
+    return store.writer(key, replace=replaces, quota=quota, choose=choose, by=owner_of(keeper).title)
 
 
 async def _let_go(
