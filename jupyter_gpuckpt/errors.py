@@ -77,6 +77,11 @@ class GpuckptError(Exception):
             lines.append(f"Next: {self.then}")
         return in_a_terminal("\n".join(lines))
 
+    def sentences(self) -> str:
+        """Return all of it as sentences, one after the other; commands as in `spelling`."""
+        parts = [part if part[-1] in ".:!?" else f"{part}." for part in (self.what, self.why, self.then) if part]
+        return " ".join(part[0].upper() + part[1:] if part.split()[0].isalpha() else part for part in parts)
+
     def spelled(self, spell: Spell) -> GpuckptError:
         """Have its commands spelled as they are typed where it is shown; return it."""
         self.what, self.why, self.then = map(spell, (self.what, self.why, self.then))

@@ -80,6 +80,11 @@ class Launch:
     shielded: list[int] = field(default_factory=list)
     """The signals at which it does not end when they come from outside: whoever holds it saves it then."""
 
+    @property
+    def title(self) -> str:
+        """What others who have the store are told of who saves a snapshot, or has a hibernated kernel."""
+        return self.notebook or self.job or f"Kernel {self.kernel_id}"
+
 
 @dataclass(frozen=True)
 class Parent:

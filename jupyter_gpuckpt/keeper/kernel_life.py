@@ -109,8 +109,8 @@ class Keeper:
         """Cells that are in no snapshot and were followed by no longer one: seconds, by how many had begun then."""
         self.lease: Session | None = None
         """That of the snapshot which the kernel is hibernated as, or comes back from."""
-        self.not_saved_by_itself = ""
-        """Why the last automatic save failed; empty where it did not."""
+        self.not_saved_by_itself: GpuckptError | None = None
+        """Why the last automatic save failed; None where it did not."""
         self.twins = KeptTwins()
         self.became_idle = asyncio.Event()
         self._tidying: asyncio.Task[None] | None = None
@@ -360,9 +360,7 @@ class Keeper:
         """
         if self.lease is None or self.lease.id != snapshot_id:
             self.drop_lease()
-            from .owner import owner_of  # likewise
-
-            self.lease = self.store.lease(snapshot_id, owner_of(self).title)
+            self.lease = self.store.lease(snapshot_id, self.launch.title)
 
     def drop_lease(self) -> None:
         """Leave a hibernated kernel to whoever brings it back."""

@@ -15,4 +15,4 @@ __all__ = ["owner_of"]
 def owner_of(keeper: Keeper) -> Owner:
     """Return whose names these are: its notebook's, its job's, or its own."""
     launch = keeper.launch
-    return Owner(launch.kernel_id, launch.notebook, launch.job, launch.copy_of, keeper.state.parent_id)
+    return Owner(launch.kernel_id, launch.notebook, launch.job, launch.copy_of, keeper.state.parent_id, launch.title)

@@ -18,6 +18,7 @@ from ..operations.results import AUTOMATIC, AutoSaving, RunningCell
 from ..snapshots.naming import own_to_come
 from ..snapshots.saved import kernel_of
 from ..snapshots.summary import is_automatic, is_of
+from ..spelling import in_a_cell
 from ..store import Manifest, name_of
 from ..store.upkeep.retention import keep_last, keep_under
 from .owner import owner_of
@@ -45,15 +46,18 @@ def back(keeper: Keeper, steps: int, asked_by: Mapping[str, Any] | None) -> Mani
     if at >= len(line):
         before = len(line) - (not is_new)
         there = f"There {'is' if before == 1 else 'are'} only {before}" if before > 0 else "There is no"
+        why, failed = "", keeper.not_saved_by_itself
         if keeper.state.auto is None:
             then = "`gpuckpt auto @ on` saves it after each cell from now on."
+        elif failed is not None:
+            why, then = f"\nThe last automatic save failed: {failed.why}", failed.then
         elif before > 0:
             then = "`gpuckpt log` shows all that can be restored."
         else:
             then = _instead_of_undo(keeper)
         raise Refused(
             "Nothing was undone.",
-            f"{there} {'snapshots' if before > 1 else 'snapshot'} before what the {{kernel}} is now.",
+            f"{there} {'snapshots' if before > 1 else 'snapshot'} before what the {{kernel}} is now.{why}",
             then,
         )
     return line[at]
@@ -111,9 +115,9 @@ def auto_saving(keeper: Keeper) -> AutoSaving:
     rule = keeper.state.auto
     if rule is None:
         return AutoSaving(after=None, keep=AutoSave.keep, under=None)
-    return AutoSaving(
-        after=rule.after, keep=rule.keep, under=rule.under, every=rule.every, failed=keeper.not_saved_by_itself
-    )
+    failed = keeper.not_saved_by_itself
+    why = "" if failed is None else in_a_cell(failed.sentences())
+    return AutoSaving(after=rule.after, keep=rule.keep, under=rule.under, every=rule.every, failed=why)
 
 
 def remove_old(keeper: Keeper, newest: str) -> None:

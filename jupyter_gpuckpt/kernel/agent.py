@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import queue
+import re
 import sys
 import threading
 import time
@@ -54,9 +55,10 @@ _PREPARED_FOR = frozenset({"save", "fork", "move", "restore", "undo", "redo"})
 _ENDS_CELL = frozenset({"restore", "undo", "redo"})
 """What ends the cell that asked for it, in a kernel that is restored from what was saved before that."""
 _AT_ONCE = frozenset(
-    {"asleep", "auto_saved", "executed", "identity", "interrupted", "leaves", "not_woken", "stops_sending"}
+    {"asleep", "auto_saved", "executed", "identity", "interrupted", "leaves", "not_saved", "not_woken", "stops_sending"}
 )
 """What is done while a hook may hang."""
+_NUMBER = re.compile(r"[0-9.,]+")
 _WHEN_BACK = frozenset({"resumed", "woken"})
 """What has hooks run, and answers the cell that waits for that."""
 
@@ -90,6 +92,7 @@ class Agent:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._channel = Channel(run_dir)
         self._page_copies = PageCopies()
+        self._why_not_saved = self._told_why = ""
         self.saving = False
         self.leaving = Leaving(kernel, self.cells)
         self.reconnection = Reconnection(self, run_dir)
@@ -202,6 +205,7 @@ class Agent:
             "before_sleep": self.sleeping.before_sleep,
             "asleep": self.sleeping.asleep,
             "auto_saved": partial(self.cells.announce, "auto_saved"),
+            "not_saved": self._not_saved,
             "not_woken": self.sleeping.not_woken,
             "after_sleep": self._after_sleep,
             "after_save": self._after_save,
@@ -316,6 +320,20 @@ class Agent:
     def _after_sleep(self) -> None:
         for fault in self.sleeping.after_sleep():
             print(fault, file=sys.stderr)
+
+    def _not_saved(self, why: str) -> None:
+        """Note why the kernel was not saved by itself, or that it was again."""
+        self._why_not_saved = why
+
+    def tell_not_saved(self) -> None:
+        """Say so in the cell that is about to be executed, once: its user counts on an undo that is not there."""
+        why, before = self._why_not_saved, self._told_why
+        self._told_why = _NUMBER.sub("", why)  # other numbers alone are no news
+        if why and self._told_why != before:
+            print(
+                f"The kernel could not be saved automatically. {why} `%gpuckpt auto off` ends automatic saves.",
+                file=sys.stderr,
+            )
 
     def _stays(self) -> None:
         """No other kernel takes the place of this one after all."""

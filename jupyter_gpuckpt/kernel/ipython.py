@@ -84,6 +84,8 @@ class GpuckptKernel(IPythonKernel):  # type: ignore[misc]
         if content.get("store_history", True) and not content.get("silent"):
             self.agent.executed.note(cell_id(parent), self.execution_count)
         with self.agent.execute(ident, parent):
+            if not content.get("silent") and not self.agent.cells.is_line_of_ours():
+                self.agent.tell_not_saved()
             await super().execute_request(stream, ident, parent)
 
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -313,6 +313,10 @@ def auto_saving(how: results.AutoSaving) -> str:
     return f"It is saved {_rule(how)}.{failed}"
 
 
+def _in_status(how: results.AutoSaving) -> str:
+    return f"{_rule(how)}; the last time it was not (`auto` says why)" if how.failed else _rule(how)
+
+
 def _rule(how: results.AutoSaving) -> str:
     """Say when a kernel is saved by itself, and how much of that is kept."""
     when = f"after each cell that ran for {span(how.after or 0)} or longer" if how.after else "after each cell"
@@ -514,7 +518,7 @@ def status(kernel: results.KernelStatus, generation: str, notes: Iterable[str]) 
             ("based on", based_on(kernel) or f"nothing: a fresh {'job' if job else 'kernel'}"),
             *([("resumed from", resumed_from(kernel.resumed))] if kernel.resumed is not None else ()),
             ("pid", str(kernel.pid)),
-            *([("saved by itself", _rule(kernel.auto))] if kernel.auto and kernel.auto.after is not None else ()),
+            *([("saved by itself", _in_status(kernel.auto))] if kernel.auto and kernel.auto.after is not None else ()),
             ("processes", str(len(kernel.pids))),
             ("memory", size(kernel.memory)),
             *(asleep if gpu.freed else ()),

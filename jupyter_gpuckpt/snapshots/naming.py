@@ -53,16 +53,13 @@ class Owner:
     copy_of: str
     parent: str | None
     """The id of the snapshot that it last came from or went to."""
+    title: str
+    """What others are told of who saves a snapshot of it."""
 
     @property
     def word(self) -> str:
         """What to call it at the beginning of a sentence."""
         return "This job" if self.job else "This notebook" if self.notebook else "This kernel"
-
-    @property
-    def title(self) -> str:
-        """What others who have the store are told of who saves a snapshot, or has a hibernated kernel."""
-        return self.notebook or self.job or f"Kernel {self.kernel_id}"
 
     def saved(self, manifest: Manifest) -> bool:
         """Tell whether a snapshot is this kernel's, or its notebook's."""

@@ -630,7 +630,9 @@ def test_what_is_being_written_when_the_kernel_dies_can_be_restored_in_the_next(
 
 
 @pytest.mark.shared_kernel(False)
-def test_why_a_save_failed_is_told_where_somebody_asks(start: StartKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_save_failed_is_told_once_in_a_cell_and_where_somebody_asks(
+    start: StartKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUCKPT_STORE_QUOTA", "1M")
     notebook = start()
     notebook.run("%gpuckpt auto on")
@@ -639,6 +641,14 @@ def test_why_a_save_failed_is_told_where_somebody_asks(start: StartKernel, monke
         wait_until(lambda: keeper.request("auto")["failed"])
     assert "could not be stored" in notebook.run("%gpuckpt auto").text
     assert names(notebook) == []
+    told = [notebook.run("x = 3").text]
+    wait_until(lambda: told.append(notebook.run("x = 4").text) or any(told))  # the kernel may hear of it a moment later
+    told += [notebook.run(f"x = {n}").text for n in range(3)]
+    (said,) = filter(None, told)
+    assert "The kernel could not be saved automatically. The snapshot auto-" in said
+    assert "`%gpuckpt auto off`" in said
+    assert "The last automatic save failed: " in notebook.fails("%gpuckpt undo").text
+    assert "the last time it was not" in notebook.run("%gpuckpt status").text
 
 
 @pytest.mark.shared_kernel(False)

@@ -207,7 +207,7 @@ def test_snapshots_follow_their_notebook_but_those_that_somebody_else_signed(sto
         "theirs": "/home/me/deep/a.ipynb",
     }
     assert read_back(store, "one") == FILES
-    another = Owner("its id", "/home/me/a.ipynb", "", "", None)
+    another = Owner("its id", "/home/me/a.ipynb", "", "", None, "/home/me/a.ipynb")
     own, _ = choose_key(store, "one", another, replace=False)
     save(store, own)
     store.move(own, {"notebook": "/home/me/a.ipynb"})

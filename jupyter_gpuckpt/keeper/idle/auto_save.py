@@ -100,17 +100,21 @@ class AutoSave:
             saved = await keeper.ask(request, to_nobody)
             await asyncio.to_thread(remove_old, keeper, saved.id)
             await keeper.store_growth.settled()
-            keeper.not_saved_by_itself = ""
+            failed = None
         except Busy as e:
             log.info("%s", e)
             return
         except GpuckptError as e:
             log.warning("the kernel was not saved by itself: %s", e)
-            keeper.not_saved_by_itself = " ".join(filter(None, (e.spelled(in_a_cell).what, e.why, e.then)))
+            failed = e
+        had_failed, keeper.not_saved_by_itself = keeper.not_saved_by_itself, failed
         if keeper.channel is not None:
             # Notebooks hear of it by way of the kernel: no server was asked.
             with contextlib.suppress(AgentSilent):
                 await keeper.channel.send({"call": "auto_saved", "id": 0, "args": {}})
+                if failed or had_failed:
+                    why = in_a_cell(failed.sentences()) if failed else ""
+                    await keeper.channel.send({"call": "not_saved", "id": 0, "args": {"why": why}})
 
     def _gather(self, *, between_cells: bool) -> None:
         """Put memory into huge pages, for which the kernel is paused for less time; a cell that comes ends that."""
@@ -137,7 +141,7 @@ class AutoSave:
             )
             keeper.state.auto = given if request.switch == "on" else None
             keeper.note_state()
-            keeper.not_saved_by_itself = ""
+            keeper.not_saved_by_itself = None
             self._is_new = request.switch == "on" and request.every is None
             self.look_again()
         return auto_saving(keeper)

@@ -94,6 +94,8 @@ async def undo(keeper: Keeper, operation: Operation, request: Undo, on_progress:
     notes = []
     if (cells := cells_since(keeper, to, asked_by=request.cell) or 0) > request.steps:
         notes = [f"This undid {cells} cells; no state between them was saved."]
+        if (failed := keeper.not_saved_by_itself) is not None:
+            notes.append(f"The last automatic save had failed: {failed.why}")
     return await _step(keeper, operation, to, request.cell, on_progress, notes)
 
 

@@ -199,7 +199,7 @@ def _writer(keeper: Keeper, store: Store, operation: Operation, replace: bool) -
         return choose_key(store, operation.name, owner_of(keeper), replace=replace)
 
     key, replaces = choose()
-    return store.writer(key, replace=replaces, quota=quota, choose=choose, by=owner_of(keeper).title)
+    return store.writer(key, replace=replaces, quota=quota, choose=choose, by=keeper.launch.title)
 
 
 async def _let_go(
