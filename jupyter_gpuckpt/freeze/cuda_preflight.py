@@ -55,6 +55,9 @@ _UNSEEN = 3 << 29
 _FORK_SETTLES = 0.2
 """Seconds after which a child that is about to start another program has done so."""
 
+_DAEMONS_OF_OPEN_MPI = frozenset({"orted", "prte", "prted"})
+"""What a program starts that uses MPI and was not started by `mpirun`; its hwloc looks for OpenCL devices."""
+
 _NOT_TOUCHED = "The save was refused; nothing was touched."
 _NO_RESTORE = "The snapshot was not restored; nothing was touched."
 
@@ -110,16 +113,24 @@ def refuse_other_use(pids: Iterable[int]) -> None:
 
 
 def _uses_otherwise(pid: int, what: str) -> Refused:
-    by = graphics_libraries(pid)
-    return Refused(
-        what,
-        f"process {pid} ({name(pid)}) uses the GPU by {' or '.join(by) or 'something else than CUDA'}, and only what "
-        "CUDA has there can be saved",
+    by, program = graphics_libraries(pid), name(pid)
+    then = (
         "If it is a child process, end it and try again. If it is the {kernel} itself, {restart}, and render on the "
         "processor (MuJoCo: `%env MUJOCO_GL=osmesa`, before it is imported) or in a program of its own, which can be "
-        "ended before a save.",
+        "ended before a save."
+    )
+    if program in _DAEMONS_OF_OPEN_MPI:
+        then = (
+            "{Restart}, and have HWLOC_COMPONENTS=-opencl in its environment before mpi4py is imported, as Lightning "
+            "does (in a cell: `%env HWLOC_COMPONENTS=-opencl`): Open MPI's daemon then leaves the GPU alone."
+        )
+    return Refused(
+        what,
+        f"process {pid} ({program}) uses the GPU by {' or '.join(by) or 'something else than CUDA'}, and only what "
+        "CUDA has there can be saved",
+        then,
         pid=pid,
-        program=name(pid),
+        program=program,
         by=by,
     )
 

@@ -5,17 +5,18 @@ No test here checks the driver; `tests/gpu` does.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from notebooks import wait_until
 
-from jupyter_gpuckpt.errors import DriverError, KernelWaits, NoRoomYet, Refused, SaveFailed
+from jupyter_gpuckpt.errors import DriverError, GpuFailed, KernelWaits, NoRoomYet, Refused, SaveFailed
 from jupyter_gpuckpt.freeze import cuda
 from jupyter_gpuckpt.freeze.cuda import CudaWorker, Gpu, State, Usage
 from jupyter_gpuckpt.linux import memory
@@ -245,7 +246,7 @@ def test_a_process_that_cannot_be_locked_any_more_has_had_a_profiler() -> None:
 
 
 def test_a_process_for_which_the_gpu_has_failed_is_to_be_restored_from_before() -> None:
-    with pytest.raises(SaveFailed) as caught:
+    with pytest.raises(GpuFailed) as caught:
         cuda.freeze(Answering("running", "CUDA_ERROR_ILLEGAL_ADDRESS"), [os.getpid()])
     assert "the GPU has failed" in caught.value.why
     assert "gpuckpt restore" in caught.value.then
@@ -263,11 +264,25 @@ def test_what_a_checkpointed_process_has_mapped_of_the_driver_is_told_by_the_lib
             with (
                 device.open("rb") as opened,
                 mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ),
-                pytest.raises(Refused, match="uses the GPU by OpenCL, and only what CUDA has"),
+                called("orted"),
+                pytest.raises(Refused, match="uses the GPU by OpenCL, and only what CUDA has") as refused,
             ):
                 cuda.refuse_other_use([os.getpid()])
     finally:
         device.unlink()
+    assert "%env HWLOC_COMPONENTS=-opencl" in refused.value.then
+
+
+@contextlib.contextmanager
+def called(program: str) -> Iterator[None]:
+    """Have this process be called otherwise."""
+    comm = Path("/proc/self/comm")
+    before = comm.read_text()
+    comm.write_text(program)
+    try:
+        yield
+    finally:
+        comm.write_text(before)
 
 
 class FullMachine(Machine):
