@@ -21,6 +21,7 @@ from ipykernel import compiler
 from ipykernel import debugger as debugging
 
 from ..errors import SaveFailed
+from .rebinding import disconnect
 
 log = logging.getLogger("gpuckpt.agent")
 
@@ -93,7 +94,7 @@ def _reconnect(kernel: Any) -> None:
     before = socket.last_endpoint.decode()
     now = f"{before.rpartition(':')[0]}:{kernel.parent.shell_port}"
     if now != before:
-        socket.disconnect(before)
+        disconnect(socket)
         socket.connect(now)
 
 

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from ..linux.listening import is_listened_at, listen
+from .clients import until_zmq_has_acted
 
-__all__ = ["can_rebind", "is_at", "is_encrypted", "rebind"]
+__all__ = ["can_rebind", "disconnect", "is_at", "is_encrypted", "rebind"]
 
 _TAKEN = 5.0  # for how long a port may still be that of the kernel before this one, in seconds
 _LOOK = 0.005
@@ -58,6 +59,17 @@ def rebind(kernel: Any, connection: Mapping[str, Any]) -> None:
         one.wait(2 * _TAKEN)
 
 
+def disconnect(one: Any) -> None:
+    """End a socket's connection; in the thread that the socket belongs to.
+
+    It takes a word of zmq's thread that this one has to hear (`pipe_t::terminate`, libzmq's pipe.cpp). Of a socket that
+    is hardly ever used, the connection would stay until then, and be made anew where it had broken.
+    """
+    one.disconnect(one.last_endpoint)
+    until_zmq_has_acted()
+    one.poll(0)
+
+
 def _bytes(connection: Mapping[str, Any], name: str) -> bytes | None:
     value = connection.get(name)
     return str(value).encode() if value else None
@@ -94,7 +106,7 @@ def _encrypt(one: Any, connection: Mapping[str, Any]) -> None:
 
 def _reconnect(one: Any, connection: Mapping[str, Any]) -> None:
     """Lead the debugger's own connection to the shell channel there."""
-    one.disconnect(one.last_endpoint)
+    disconnect(one)
     _encrypt(one, connection)
     if connection.get("curve_publickey"):
         one.curve_serverkey = _bytes(connection, "curve_publickey")

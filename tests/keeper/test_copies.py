@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from copies import forking
 from jupyter_client import KernelManager
@@ -230,6 +231,15 @@ def test_files_that_all_have_open_for_writing_are_named(kernels: Kernels) -> Non
 )
 def test_secrets_differ_at_once(kernels: Kernels, secret: str) -> None:
     assert differ([*kernels.all(secret), kernels.reseeded.value(secret)])
+
+
+def test_no_copy_is_connected_to_the_original(kernels: Kernels) -> None:
+    """The debugger's own connection to the shell channel is to the copy's."""
+    file = json.loads(Path(kernels.original.manager.connection_file).read_text())
+    theirs = {value for name, value in file.items() if name.endswith("_port")}
+    for copy in kernels.copies:
+        connections = psutil.Process(copy.told["pid"]).net_connections("tcp")
+        assert not theirs & {one.raddr.port for one in connections if one.raddr}
 
 
 def test_random_streams_stay_equal_unless_they_are_reseeded(kernels: Kernels) -> None:
