@@ -71,7 +71,7 @@ def _instead_of_undo(keeper: Keeper) -> str:
         return f"{name} is still being written; `gpuckpt restore @ {name}` waits for it."
     latest = next((one for one in keeper.store.list() if owner.saved(one) and one.id != keeper.state.parent_id), None)
     if latest is None:
-        return "To begin anew, restart the kernel."
+        return "To begin anew, {restart}."
     return f"To go to the latest snapshot: `gpuckpt restore @ {name_of(latest.name)}`. `gpuckpt log` shows all."
 
 
@@ -117,7 +117,10 @@ def auto_saving(keeper: Keeper) -> AutoSaving:
         return AutoSaving(after=None, keep=AutoSave.keep, under=None)
     failed = keeper.not_saved_by_itself
     why = "" if failed is None else in_a_cell(failed.sentences())
-    return AutoSaving(after=rule.after, keep=rule.keep, under=rule.under, every=rule.every, failed=why)
+    has_cells = keeper.launch.agent
+    return AutoSaving(
+        after=rule.after, keep=rule.keep, under=rule.under, every=rule.every, has_cells=has_cells, failed=why
+    )
 
 
 def remove_old(keeper: Keeper, newest: str) -> None:

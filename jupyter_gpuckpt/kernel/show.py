@@ -321,7 +321,8 @@ def _rule(how: results.AutoSaving) -> str:
     """Say when a kernel is saved by itself, and how much of that is kept."""
     when = f"after each cell that ran for {span(how.after or 0)} or longer" if how.after else "after each cell"
     if how.every is not None:
-        when = f"every {span(how.every)} in which it does something, also in the middle of a cell"
+        also = ", also in the middle of a cell" if how.has_cells else ""
+        when = f"every {span(how.every)} in which it does something{also}"
     kept = "the newest one is kept" if how.keep == 1 else f"the newest {how.keep} are kept"
     room = "" if how.under is None else f", and fewer where the store takes more than {size(how.under)}"
     return f"{when}; {kept}{room}"

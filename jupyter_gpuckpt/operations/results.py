@@ -355,6 +355,8 @@ class AutoSaving:
     """Bytes of the store beyond which the oldest of them go; None for any."""
     every: float | None = None
     """Not after cells, but every so many seconds, also while a cell runs; None for after cells."""
+    has_cells: bool = True
+    """Whether it is known when a cell of it runs: not of a job, nor of a kernel without an agent."""
     failed: str = ""
     """Why the last one failed; empty where it did not."""
 

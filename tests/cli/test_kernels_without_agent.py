@@ -75,6 +75,15 @@ def test_its_snapshot_is_refused_in_another_kernel_which_runs_on(cli: Cli, tally
     assert _add(other, 1) == 6
 
 
+def test_it_is_saved_every_so_often_but_not_after_cells(cli: Cli, tally: Notebook) -> None:
+    kernel_id = tally.manager.provisioner.kernel_id
+    refused = cli("auto", kernel_id, "on", "--json")
+    assert (refused.status, refused.json["error"]["kind"]) == (1, "Refused")
+    assert f"auto {kernel_id[:8]} on --every 10m" in refused.json["error"]["then"]
+    assert "not saved by itself" in cli("auto", kernel_id).out
+    assert "every 1 h in which it does something;" in cli("auto", kernel_id, "on", "--every", "1h").out
+
+
 def test_it_is_not_put_to_sleep_since_no_cell_could_wake_it(cli: Cli, tally: Notebook) -> None:
     refused = cli("sleep", tally.manager.provisioner.kernel_id, "--json")
     assert (refused.status, refused.json["error"]["kind"]) == (1, "Refused")

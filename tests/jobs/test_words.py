@@ -52,6 +52,9 @@ def test_errors_of_jobs_speak_of_jobs(tmp_path: Path) -> None:
     assert_speaks_of_a_job(run("fork", "talking"))
     assert_speaks_of_a_job(run("sleep", "talking"))
     assert_speaks_of_a_job(run("restore", "talking"), "no snapshot")
+    assert_speaks_of_a_job(run("auto", "talking", "on"), "--every 10m")
+    assert_speaks_of_a_job(run("undo", "talking"), "restore talking SNAPSHOT")
+    assert_speaks_of_a_job(run("redo", "talking"), "restore talking SNAPSHOT")
     assert run("save", "talking", "once").status == 0
     assert_speaks_of_a_job(run("forget", "talking"))
     data.unlink()

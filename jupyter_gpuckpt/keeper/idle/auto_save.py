@@ -16,7 +16,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ...errors import Busy, GpuckptError
+from ...errors import Busy, GpuckptError, Refused
 from ...operations.choices import AutoSave as Rule
 from ...operations.requests import Auto, Save
 from ...operations.results import AutoSaving
@@ -130,8 +130,19 @@ class AutoSave:
             log.info("%d bytes of its memory were put into huge pages", gathered)
 
     def set(self, request: Auto) -> AutoSaving:
-        """Set the rule, or only say what it is."""
+        """Set the rule, or only say what it is.
+
+        Raises
+        ------
+        Refused : the kernel was to be saved after cells, and nobody says when one has ended.
+        """
         keeper = self._keeper
+        if request.switch == "on" and request.every is None and not keeper.launch.agent:
+            raise Refused(
+                "The {kernel} is not saved by itself.",
+                "A job has no cells." if keeper.launch.job else "It has no agent that tells when a cell has ended.",
+                "`gpuckpt auto @ on --every 10m` saves it every 10 minutes in which it computes something.",
+            )
         if request.switch:
             given = Rule(
                 after=request.after or 0.0,

@@ -90,6 +90,7 @@ async def restore(keeper: Keeper, operation: Operation, request: Restore, on_pro
 
 async def undo(keeper: Keeper, operation: Operation, request: Undo, on_progress: ProgressCallback) -> Restored:
     """Put the kernel back so many snapshots; what it is now is kept first. Raises as `restore`, `back` and `save`."""
+    _refuse_job(keeper, "undone")
     to = await asyncio.to_thread(back, keeper, request.steps, request.cell)
     notes = []
     if (cells := cells_since(keeper, to, asked_by=request.cell) or 0) > request.steps:
@@ -101,8 +102,18 @@ async def undo(keeper: Keeper, operation: Operation, request: Undo, on_progress:
 
 async def redo(keeper: Keeper, operation: Operation, request: Redo, on_progress: ProgressCallback) -> Restored:
     """Take the last undos back; what it is now is kept first. Raises as `restore`, `forward` and `save`."""
+    _refuse_job(keeper, "redone")
     to = await asyncio.to_thread(forward, keeper, request.steps)
     return await _step(keeper, operation, to, request.cell, on_progress)
+
+
+def _refuse_job(keeper: Keeper, done: str) -> None:
+    if job := keeper.launch.job:
+        raise Refused(
+            f"Nothing was {done}.",
+            "An undo goes back by cells, and a job has none.",
+            f"`gpuckpt restore {job} SNAPSHOT` goes back to a snapshot; `gpuckpt list --auto` shows them.",
+        )
 
 
 async def _step(
