@@ -30,7 +30,14 @@ def _run_saved(window: Window, code: str) -> Locator:
     """Run a cell, and wait until the kernel was saved after it."""
     (before,) = window.server.ask("GET", "kernels")["kernels"]
     cell = window.run(code)
-    wait_until(lambda: window.server.ask("GET", "kernels")["kernels"][0]["parent"] != before["parent"])
+
+    def is_saved() -> bool:
+        parent = window.server.ask("GET", "kernels")["kernels"][0]["parent"]
+        saved = window.server.ask("GET", "snapshots")["snapshots"]
+        # What is saved when that is switched on may be written only now.
+        return parent != before["parent"] and (parent["id"], code) in {(one["id"], one["message"]) for one in saved}
+
+    wait_until(is_saved)
     return cell
 
 

@@ -17,10 +17,15 @@ def _kernel(server: Server, kernel_id: str) -> dict[str, Any]:
 
 
 def _run_saved(server: Server, kernel_id: str, notebook: Notebook, cell: str) -> None:
-    """Run a cell, and wait until it was followed by a save."""
-    before = _kernel(server, kernel_id)["parent"]
+    """Run a cell, and wait until it was followed by a save: not by that which was begun when they were switched on."""
     notebook.run(cell)
-    wait_until(lambda: _kernel(server, kernel_id)["parent"] != before)
+
+    def is_saved() -> bool:
+        saved = {one["id"]: one["message"] for one in server.ask("GET", "snapshots")["snapshots"]}
+        parent = _kernel(server, kernel_id)["parent"]
+        return parent is not None and saved.get(parent["id"]) == cell
+
+    wait_until(is_saved)
 
 
 def _step(server: Server, kernel_id: str, kind: str, **how: int) -> dict[str, Any]:
@@ -30,15 +35,16 @@ def _step(server: Server, kernel_id: str, kind: str, **how: int) -> dict[str, An
 def test_cells_are_undone_and_redone(server: Server) -> None:
     with server.notebook() as (kernel_id, notebook):
         auto = f"kernels/{kernel_id}/auto"
-        off = {"after": None, "keep": 20, "under": None, "failed": ""}
+        off = {"after": None, "keep": 20, "under": None, "has_cells": True, "failed": ""}
         assert server.ask("GET", auto) == _kernel(server, kernel_id)["auto"] == off
         nowhere = _step(server, kernel_id, "undo")
         assert (nowhere["state"], nowhere["error"]["kind"]) == ("failed", "Refused")
         assert nowhere["error"]["then"].startswith("`%gpuckpt auto on`")
 
         limits = {"after": 0, "keep": 9, "under": 10**12}
-        assert server.ask("POST", auto, {"on": True, **limits}) == {**limits, "failed": ""}
-        assert server.ask("GET", auto) == _kernel(server, kernel_id)["auto"] == {**limits, "failed": ""}
+        on = {**limits, "has_cells": True, "failed": ""}
+        assert server.ask("POST", auto, {"on": True, **limits}) == on
+        assert server.ask("GET", auto) == _kernel(server, kernel_id)["auto"] == on
         for wrong in ({}, {"on": 1}, {"on": True, "keep": 0}, {"on": True, "under": "5G"}, {"on": True, "every": 0}):
             assert server.ask("POST", auto, wrong, 400)["error"]["kind"] == "BadRequest"
         for x in (0, 1, 2, 3):
