@@ -325,7 +325,7 @@ def latest_own(store: Store, owner: Owner) -> str:
     of_somebody = (manifest for manifest in saved if not is_automatic(manifest))
     own = next(of_somebody, None) or next(owner.line(store), None)
     if coming is not None and (own is None or not name_of(coming.key).startswith(AUTOMATIC)):
-        raise store.is_being_saved(coming)
+        raise store.not_yet_saved(coming)
     own = own or next(iter(saved), None)
     if own is not None:
         return own.name

@@ -750,7 +750,7 @@ class Store:
                     by = found.by or f"Process {found.pid}"
                     yield BeingSaved(found.name, found.pid, by, found.since, written)
 
-    def is_being_saved(self, saving: BeingSaved) -> NoSuchSnapshot:
+    def not_yet_saved(self, saving: BeingSaved) -> NoSuchSnapshot:
         """Return the error for a snapshot that is being saved; ``data["saving"]`` is true."""
         name = name_of(saving.key)
         return NoSuchSnapshot(
@@ -764,7 +764,7 @@ class Store:
     def _no_such(self, name: str) -> NoSuchSnapshot:
         for saving in self.being_saved():
             if name_of(saving.key) == name_of(name):
-                return self.is_being_saved(saving)
+                return self.not_yet_saved(saving)
         try:
             names = sorted(set(map(name_of, self._layout.names())))
         except OSError:

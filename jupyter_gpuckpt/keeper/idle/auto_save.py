@@ -16,7 +16,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ...errors import Busy, GpuckptError, Refused
+from ...errors import Busy, Cancelled, GpuckptError, Refused
 from ...operations.choices import AutoSave as Rule
 from ...operations.requests import Auto, Save
 from ...operations.results import AutoSaving
@@ -101,7 +101,7 @@ class AutoSave:
             await asyncio.to_thread(remove_old, keeper, saved.id)
             await keeper.store_growth.settled()
             failed = None
-        except Busy as e:
+        except (Busy, Cancelled) as e:  # something else was wanted
             log.info("%s", e)
             return
         except GpuckptError as e:
