@@ -14,7 +14,7 @@ from ..operations.results import Comparison, Details
 from ..snapshots.naming import find, new_key
 from ..snapshots.summary import details, listing, origins
 from ..spelling import in_a_cell
-from ..store import Store, check_key, check_name
+from ..store import Store, check_key, check_name, name_of
 from .events import Events
 
 __all__ = ["Snapshots"]
@@ -44,7 +44,7 @@ class Snapshots:
         return await asyncio.to_thread(find, self._store, name) if ":" in name else check_key(name)
 
     async def all(self) -> dict[str, Any]:
-        """Return all snapshots, newest first, an error for each that cannot be used, and the room that they take.
+        """Return all snapshots, newest first, what is being saved, errors of what cannot be used, and the room taken.
 
         Raises
         ------
@@ -56,7 +56,13 @@ class Snapshots:
             room = {"used": store.used(), "free": store.free(), "quota": settings.store_quota()}
             found = listing(store, in_a_cell)
             snapshots = [{**to_json(one), "path": self._path_of(one.notebook)} for one in found.snapshots]
-            return {"snapshots": snapshots, "faults": found.faults, "store": {"folder": str(store.root), **room}}
+            coming = [{"name": name_of(one.key), "path": self._path_of(one.by)} for one in store.being_saved()]
+            return {
+                "snapshots": snapshots,
+                "coming": coming,
+                "faults": found.faults,
+                "store": {"folder": str(store.root), **room},
+            }
 
         return await asyncio.to_thread(look)
 

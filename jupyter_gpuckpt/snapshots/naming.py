@@ -306,7 +306,7 @@ def own_to_come(store: Store, owner: Owner) -> BeingSaved | None:
 
     That of a kernel which was restarted, or has died, goes on with what it had taken.
     """
-    return next((s for s in store.being_saved() if s.by == owner.title and s.pid != os.getpid()), None)
+    return next((s for s in store.being_saved() if s.is_by(owner.title) and s.pid != os.getpid()), None)
 
 
 def latest_own(store: Store, owner: Owner) -> str:

@@ -27,10 +27,11 @@ from .durable import FILE_MODE, links_of, read_small, refresh
 from .names import is_id
 from .reach import locks_reach
 
-__all__ = ["Holder", "Lock", "Session", "ended", "held", "holder", "settle"]
+__all__ = ["MOST_BY", "Holder", "Lock", "Session", "ended", "held", "holder", "settle"]
 
 _MAX_TEXT = 8192
-_MOST_BY = 200
+MOST_BY = 200
+"""Characters of who saves something that are told: its last ones."""
 _LOOKS = 20
 _BETWEEN_LOOKS = 0.02
 """How often, and after how many seconds again, it is seen whether somebody is at work on a snapshot."""
@@ -203,7 +204,7 @@ class Session:
                 "boot": this.boot,
                 "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "name": name,
-                "by": by[-_MOST_BY:],
+                "by": by[-MOST_BY:],
             }
             self._say(json.dumps(about).encode("ascii"))
 

@@ -31,7 +31,7 @@ from .outgoing import Outgoing
 from .parallel import Progress
 from .postponed import Postponed
 from .reading import Parts, locate, read_contents, read_whole
-from .sessions import Holder, Lock, Session, held, holder
+from .sessions import MOST_BY, Holder, Lock, Session, held, holder
 from .signatures import split
 from .snapshot import Snapshot
 from .trust import Trust
@@ -59,6 +59,10 @@ class BeingSaved:
     since: str
     written: int
     """Bytes."""
+
+    def is_by(self, title: str) -> bool:
+        """Tell whether that is who saves it, as `Store.writer` was told."""
+        return self.by == title[-MOST_BY:]
 
 
 class Store:

@@ -27,6 +27,10 @@ import { savesItself, type Step } from './steps';
 import type { IError, IKernel, ILog, INotebook, ISnapshot } from './types';
 import { sinceText, unsavedText } from './unsaved';
 
+/** How often, and after how many milliseconds again, it is looked whether a dead kernel's last snapshot is written. */
+const LOOKS = 120;
+const BETWEEN_LOOKS = 500;
+
 /** A notebook that is open, and ways to make another of it. */
 export interface INotebooks {
   /** Write a copy of the notebook with what is not saved yet, run by another kernel, open it, and give its path. */
@@ -298,6 +302,10 @@ export class Actions {
   async offerLast(notebook: INotebook): Promise<void> {
     const { follower, model, trans } = this;
     await model.refreshed();
+    for (let left = LOOKS; left > 0 && model.isComing(notebook); left--) {
+      await new Promise(resolve => window.setTimeout(resolve, BETWEEN_LOOKS));
+      await model.refreshed();
+    }
     const isLeft = (snapshot: ISnapshot): boolean =>
       isOf(snapshot, notebook) && !isHibernated(snapshot) && !snapshot.job;
     const [latest] = model.snapshots.filter(isLeft);

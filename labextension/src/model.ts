@@ -43,6 +43,7 @@ const UNDER_WAY = 1000;
 export class Model {
   private _kernels: IKernels = { kernels: [], plain: [], faults: [], unavailable: null, features: [] };
   private _snapshots: ISnapshot[] = [];
+  private _coming = new Set<string | null>();
   private _faults: IError[] = [];
   private _store: IStore | null = null;
   private _problem: IError | null = null;
@@ -98,6 +99,11 @@ export class Model {
   /** All snapshots, newest first. */
   get snapshots(): readonly ISnapshot[] {
     return this._snapshots;
+  }
+
+  /** Tell whether something is being saved of a notebook, also of a kernel of its that has died. */
+  isComing(notebook: INotebook): boolean {
+    return this._coming.has(notebook.path);
   }
 
   /** Kernels and snapshots that cannot be told of. */
@@ -295,7 +301,8 @@ export class Model {
         // What this server was not asked for tells nothing when it ends.
         window.setTimeout(() => this.refresh(), UNDER_WAY);
       }
-      const { snapshots, faults, store = null } = found;
+      const { snapshots, coming = [], faults, store = null } = found;
+      this._coming = new Set(coming.map(one => one.path));
       // A disk is written to at all times: only what would be shown otherwise counts.
       const room = store && [store.folder, size(store.used), size(store.free), store.quota];
       const told = JSON.stringify([kernels, snapshots, faults, room]);

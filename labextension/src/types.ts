@@ -208,6 +208,8 @@ export interface IStore {
 
 export interface ISnapshots {
   snapshots: ISnapshot[];
+  /** What is being saved, by the path of its notebook. Missing where the server is of an older version. */
+  coming?: { name: string; path: string | null }[];
   faults: IError[];
   /** Missing where the server is of an older version. */
   store?: IStore;

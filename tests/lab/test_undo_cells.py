@@ -10,6 +10,8 @@ from lab_window import OpenWindow, Window
 from notebooks import wait_until
 from playwright.sync_api import Locator, expect
 
+from jupyter_gpuckpt.store import Store
+
 pytestmark = pytest.mark.criu
 
 _STALE = re.compile("jp-gpuckpt-mod-stale")
@@ -127,8 +129,14 @@ def test_what_was_saved_before_a_crash_is_offered(lab: Server, open_window: Open
     window = open_window(lab, "crash.ipynb")
     window.run("%gpuckpt auto on")
     _run_saved(window, "x = 1")
-    window.begin("import os; os.kill(os.getpid(), 9)")
-    window.accept("Ok")
+    with Store(lab.store).writer("later", by=str(lab.root / "crash.ipynb")):  # as the dead kernel's keeper goes on
+        window.begin("import os; os.kill(os.getpid(), 9)")
+        window.accept("Ok")
+        window.kernel_is_ready()
+        for _ in range(2):
+            with window.page.expect_response(re.compile(r"/snapshots(\?|$)")):
+                pass
+        expect(window.page.locator(".Toastify__toast")).to_have_count(0)
     told = window.is_told("The kernel died, and a fresh one was started. Last saved: auto-2, less than a minute ago.")
     window.answer(told, "Restore auto-2")
     window.is_told("Restored auto-2")
